@@ -6,6 +6,7 @@ The simulator is `tidegate_sim`. This engine has no batches and no accelerator, 
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,8 @@ class FakeEngine:
     """The length of the context that it tells. It rejects a longer prompt: two characters of a message are a token."""
     tokens: int = 4
     prompt_tokens: int = 7
+    padding: str = ""
+    """What each token of a stream has besides its number."""
     token_s: float = 0.0
     first_s: float = 0.0
     status: int = 200
@@ -119,8 +122,9 @@ class FakeEngine:
                 await asyncio.sleep(3600)
             finish = "length" if i == count - 1 else None
             choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
-            said = {"role": "assistant", "content": f"w{i} ", **(self._invoked(whole=False) if i == 1 else {})}
-            choice |= {"delta": said} if chat else {"text": f"w{i} "}
+            text = f"w{i} {self.padding}"
+            said = {"role": "assistant", "content": text, **(self._invoked(whole=False) if i == 1 else {})}
+            choice |= {"delta": said} if chat else {"text": text}
             await response.write(b"data: " + orjson.dumps(self._object(body, chat, [choice], None)) + b"\n\n")
             await asyncio.sleep(self.token_s)
         if (body.get("stream_options") or {}).get("include_usage"):
@@ -237,8 +241,10 @@ def _characters(body: dict[str, Any]) -> int:
 
 
 @contextlib.asynccontextmanager
-async def engine(*, host: str = "127.0.0.1", **behaviour: Any) -> AsyncIterator[FakeEngine]:
-    """A fake engine on a loopback port."""
+async def engine(
+    *, host: str = "127.0.0.1", kernel_bytes: int | None = None, **behaviour: Any
+) -> AsyncIterator[FakeEngine]:
+    """A fake engine on a loopback port. `kernel_bytes` bounds what the kernel keeps of a stream that nobody reads."""
     fake = FakeEngine(**behaviour)
     application = web.Application(client_max_size=MOST_BODY_BYTES)
     application.router.add_post("/v1/chat/completions", fake.complete)
@@ -251,7 +257,11 @@ async def engine(*, host: str = "127.0.0.1", **behaviour: Any) -> AsyncIterator[
     runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, 0, backlog=1024).start()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, 0), family=family, backlog=1024)
+        if kernel_bytes is not None:  # its connections inherit it
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, kernel_bytes)
+        await web.SockSite(runner, listening, backlog=1024).start()
         fake.url = f"http://{f'[{host}]' if ':' in host else host}:{runner.addresses[0][1]}"
         yield fake
     finally:

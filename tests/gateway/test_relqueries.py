@@ -122,6 +122,24 @@ async def test_a_cancelled_relquery_leaves_nothing_at_the_engine(up: Any, until:
         assert [item and item["object"] for _, item in found] == ["relquery", "relquery", None]
 
 
+async def test_a_relquery_that_is_cancelled_half_way_keeps_its_rows_and_sends_no_more(up: Any, until: Any) -> None:
+    async with fake_engine.engine(token_s=0.01) as engine, up(engine, relqueries={"window": 8}) as client:
+        _, created, _ = await client.send("POST", PATH, json=relquery_requests.body(400, stream=False))
+        place = f"{PATH}/{created['id']}"
+        await until(lambda: engine.served >= 20)
+        status, cancelled, _ = await client.send("DELETE", place)
+        assert (status, cancelled["status"]) == (200, "cancelled")
+        await until(lambda: engine.running == 0 and not client.own_backlog())
+        sent = len(engine.bodies)
+        assert sent < 400
+        _, page, _ = await client.send("GET", f"{place}/rows?stream=false")
+        rows = [item["row"] for item in page["data"]]
+        assert len(rows) == len(set(rows)) >= 20, "what had ended by then can be read"
+        await asyncio.sleep(0.3)
+        assert len(engine.bodies) == sent
+        assert (await client.send("GET", place))[1]["status"] == "cancelled"
+
+
 async def test_a_row_that_the_engine_rejects_has_an_error_and_the_others_go_on(up: Any) -> None:
     async with fake_engine.engine(status=400) as engine, up(engine) as client:
         found = await submit(client, json=relquery_requests.body(10))

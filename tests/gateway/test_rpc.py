@@ -1,6 +1,7 @@
 """gRPC has the same meaning as HTTP: the same validation, errors, workflows, cancellation."""
 
 import asyncio
+import contextlib
 import math
 from typing import Any
 
@@ -339,3 +340,42 @@ async def test_a_taken_port_is_an_oserror(up: Any) -> None:
         with pytest.raises(OSError, match=str(port)):
             async with asyncio.timeout(10), up(listen={"grpcPort": port}):
                 pass
+
+
+FALSE_USAGE = (
+    b'{"choices":[{"index":0,"text":"w","finish_reason":"length"}],"usage":{"prompt_tokens":%s,"completion_tokens":%s}}'
+)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"choices": [null]}',
+        b'{"choices": 5}',
+        b"[1,2]",
+        b"\x00\xff",
+        FALSE_USAGE % (b"1099511627776", b"1099511627776"),
+        FALSE_USAGE % (b"1.5e17", b"-1"),
+        FALSE_USAGE % (b"NaN", b"null"),
+    ],
+)
+async def test_false_answers_of_an_engine_end_a_call_with_a_code_of_its_own(
+    up: Any, caplog: pytest.LogCaptureFixture, answer: bytes, streamed: bool
+) -> None:
+    garbage = b"data: " + answer + b"\n\ndata: [DONE]\n\n" if streamed else answer
+    events, code = list[Any](), grpc.StatusCode.UNAVAILABLE
+    async with (
+        fake_engine.engine(garbage=garbage) as engine,
+        up(engine, listen=LISTEN) as client,
+        grpc.aio.insecure_channel(client.grpc) as channel,
+    ):
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(chat(max_tokens=4))
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            events += [event async for event in call]
+            code = grpc.StatusCode.OK
+        assert await call.code() is code
+    if events:
+        assert events[-1].finished.prompt_tokens <= 1000
+        assert events[-1].finished.completion_tokens <= 4
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -1,8 +1,16 @@
 """The counters that alerts read: ended calls that had a target, by what became of the target."""
 
+import asyncio
+import hashlib
+import logging
+import pathlib
 from typing import Any
 
+import pytest
+from prometheus_client import exposition
+
 from tidegate_gateway import fake_engine
+from tidegate_gateway.observe import prometheus_metrics
 
 CLASSES = [
     {"name": "patient", "deadline": "10m"},
@@ -74,3 +82,58 @@ async def test_no_series_tells_when_it_was_created(up: Any) -> None:
         text = client.gateway.metrics.exposition()[0].decode()
         assert "tidegate_requests_total" in text
         assert "_created" not in text
+
+
+async def test_names_that_clients_choose_take_a_bounded_number_of_labels(up: Any) -> None:
+    names = [f"tenant-{number}" for number in range(3 * prometheus_metrics.MOST_LABELS)]
+    async with fake_engine.engine(tokens=1) as engine, up(engine, classes=CLASSES) as client:
+        for first in range(0, len(names), 50):
+            asked = (
+                client.ask(
+                    headers={
+                        "x-tidegate-class": "patient",
+                        "x-tidegate-tenant": name,
+                        "x-tidegate-workflow": f"w-{name}",
+                        "x-tidegate-stage": f"stage-{name}",
+                        "x-tidegate-deadline-ms": "600000",
+                    }
+                )
+                for name in names[first : first + 50]
+            )
+            assert {status for status, _, _ in await asyncio.gather(*asked)} == {200}
+        seen = counts(client, "tidegate_tenant_slo_calls")
+        assert sum(seen.values()) == len(names)
+        assert seen["other", "met"] == len(names) - prometheus_metrics.MOST_LABELS
+        by_label: dict[tuple[str, str], set[str]] = {}
+        for family in client.gateway.metrics.registry.collect():
+            for sample in family.samples:
+                for label, value in sample.labels.items():
+                    by_label.setdefault((family.name, label), set()).add(value)
+        most = max(by_label, key=lambda place: len(by_label[place]))
+        assert len(by_label[most]) <= prometheus_metrics.MOST_LABELS + 1, most
+
+
+async def test_no_metric_and_no_log_line_shows_a_key_a_prompt_or_an_answer(
+    up: Any, caplog: pytest.LogCaptureFixture, tmp_path: pathlib.Path
+) -> None:
+    key, prompt, engine_says = "sk-canary-key-1", "canary prompt 2", "canary answer 3"
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(f"keys:\n- {{tenant: search, sha256: {hashlib.sha256(key.encode()).hexdigest()}}}\n")
+    caplog.set_level(logging.DEBUG)
+    async with (
+        fake_engine.engine(padding=engine_says) as engine,
+        fake_engine.engine(garbage=engine_says.encode()) as bad,
+        up(engine, bad, auth={"keysFile": str(keys)}) as client,
+    ):
+        for headers in ({"authorization": f"Bearer {key}"}, {"authorization": f"Bearer {key}-wrong"}):
+            for stream in (False, True):
+                body = {"model": "fake", "prompt": prompt, "stream": stream}
+                async with client.http.post(client.url + "/v1/completions", json=body, headers=headers) as response:
+                    await response.read()
+        page = exposition.generate_latest(client.gateway.metrics.registry).decode()
+        async with client.http.get(client.admin_url + "/admin/state") as response:
+            page += await response.text()
+    shown = page + caplog.text
+    assert "search" in shown
+    for secret in (key, prompt, engine_says):
+        assert secret not in shown, secret
