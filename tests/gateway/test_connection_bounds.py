@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from tidegate_gateway import fake_engine, gateway_settings, open_files
-from tidegate_gateway.edge import http_connection, http_listener
+from tidegate_gateway.edge import client_addresses, http_connection, http_listener
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -98,6 +98,51 @@ async def test_one_address_has_a_bound_of_its_own_unless_it_is_this_machine(addr
     for connection in list(server.connections):
         server.closed(connection)
     assert not server.unoccupied
+
+
+@pytest.mark.parametrize(
+    ("peer", "counted"),
+    [
+        (("192.0.2.7", 1), "192.0.2.7"),
+        (("::1", 1, 0, 0), "::1"),
+        (("::ffff:127.0.0.1", 1, 0, 0), "127.0.0.1"),
+        (("2001:db8:1:2:3:4:5:6", 1, 0, 0), "2001:db8:1:2::/64"),
+        (("fe80::1%eth0", 1, 0, 2), "fe80::/64"),
+        (None, ""),
+    ],
+)
+def test_a_network_of_ipv6_counts_as_one_address(peer: Any, counted: str) -> None:
+    class Transport(asyncio.BaseTransport):
+        def get_extra_info(self, name: str, default: Any = None) -> Any:
+            return peer
+
+    assert client_addresses.address_of(Transport()) == counted
+
+
+@pytest.mark.parametrize(("address", "local"), [("::1", True), ("2001:db8:1:2::/64", False)])
+def test_over_grpc_one_address_has_a_bound_of_its_own_too(address: str, local: bool) -> None:
+    addresses = client_addresses.ClientAddresses(3)
+    opened = []
+    for _ in range(5):
+        opened.append(addresses.has_room(address))
+        addresses.opened(address)
+    assert opened == ([True] * 5 if local else [True] * 3 + [False] * 2)
+    for _ in range(3):
+        addresses.closed(address)
+    assert addresses.has_room(address)
+
+
+async def test_admin_and_metrics_answer_while_the_client_ports_are_full(up: Any) -> None:
+    async with (
+        fake_engine.engine() as engine,
+        up(engine, store=False, listen={"metricsPort": 0}, limits={"connections": 4}) as client,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        for _ in range(8):
+            await connected(stack, client.url)
+        for url in (client.admin_url + "/admin/state", client.probe_url + "/health"):
+            async with client.http.get(url) as response:
+                assert response.status == 200
 
 
 async def test_a_client_that_hangs_up_behind_a_pipelined_request_is_noticed(up: Any, until: Any) -> None:

@@ -1,12 +1,22 @@
-"""How many connections the clients of each address have to one port."""
+"""How many connections the clients of each address, or of each network of IPv6, have to one port."""
 
 import asyncio
 import collections
+import ipaddress
+
+ONE_CLIENT_BITS = 64
+"""Of an address of IPv6: a client has at least a network of this size, and so many addresses as it likes."""
 
 
 def address_of(transport: asyncio.BaseTransport) -> str:
-    """The address of the peer, without its port; "" for a peer that has none."""
-    return str((transport.get_extra_info("peername") or ("",))[0])
+    """The address of the peer, without its port; "" for a peer that has none. Of IPv6 it is the peer's network."""
+    host = str((transport.get_extra_info("peername") or ("",))[0])
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return host if address.is_loopback else str(ipaddress.IPv6Network((address, ONE_CLIENT_BITS), strict=False))
 
 
 class ClientAddresses:
