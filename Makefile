@@ -17,6 +17,13 @@ FIGURES ?= faults.json
 # each process, so two processes run them, file by file.
 PURE_TESTS := tests/contracts tests/policy tests/sim
 
+PROMISE_TESTS := $(addprefix tests/gateway/,test_bad_input.py test_bad_input_fields.py test_engine_trouble.py test_watchdog.py \
+  test_background_loops.py test_admission.py test_connection_bounds.py test_store_bounds.py test_store_lists.py \
+  test_pool_clock.py test_log_lines.py test_authentication.py test_web_tokens.py test_port_encryption.py test_rpc.py \
+  test_slo_metrics.py) $(addprefix tests/operator/,test_operator.py test_rollout.py test_watches.py test_controller.py \
+  test_pool_status.py test_steering_alone.py test_crd.py test_reconcile.py test_pool_secret.py test_reinstall.py \
+  test_lease.py test_operator_log.py)
+
 .PHONY: help client install compiled up test lint e2e bench bench-gateway bench-engine bench-operator bench-real docs lock proto kubernetes clean faults page-image steering-demo dashboard-images vllm-tests
 
 help: ## this list
@@ -42,6 +49,7 @@ endif
 
 faults: install ## all fault tests, with floods, slow clients, a soak of SOAK_MINUTES=30 and new random examples: each figure beside its goal
 	TIDEGATE_INTERPRETED=1 $(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-profile random $(PURE_TESTS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(PROMISE_TESTS)
 	TIDEGATE_FAULTS=$(FIGURES) $(BIN)/python -m pytest tests/faults tests/operator/test_idle_pools.py \
 	  tests/operator/test_edits_and_streams.py tests/operator/test_api_server_faults.py
 
