@@ -17,6 +17,7 @@ from tidegate_policy import qos
 from tidegate_policy.steer import (
     claimed_targets,
     credible_reports,
+    credible_tenants,
     emergency,
     guards,
     llm_choice,
@@ -99,10 +100,8 @@ class SteeringLoop:
         """What each engine delivered since the selector's last decision."""
         self._decided = qos.NOTHING
         """What the pool delivered in the interval of the last decision."""
-        self._tenants: dict[str, qos.TenantService] = {}
-        """The service of the tenants since the selector's last decision, by all engines."""
-        self._newest: dict[str, Mapping[str, qos.TenantService]] = {}
-        """The tenants in the newest report of each engine since then."""
+        self._tenants = credible_tenants.TenantRecord()
+        """The service of the tenants since the selector's last decision."""
         self._trial: list[qos.Qos] = []
         """What the pool delivered in each observation that counts as the effect of the last switch."""
 
@@ -134,13 +133,16 @@ class SteeringLoop:
         together = qos.across(believed.reports.values(), tenants=False)
         if self._is_on_trial(now):
             self._trial.append(together)
-        self._keep(reports, latest, believed.shares)
+        self._tenants.add(reports, believed.shares)
+        for engine, report in latest.items():
+            earlier = self._interval.get(engine)
+            self._interval[engine] = report if earlier is None else qos.over_time((earlier, report), tenants=False)
         is_decision = now - self._decided_at_s >= self.settings.interval_s
         if is_decision:
             believed = credible_reports.believed(self._interval)
             together = self._decided = self._together(believed)
             self._decided_at_s = now
-            self._interval, self._tenants, self._newest = {}, {}, {}
+            self._interval, self._tenants = {}, credible_tenants.TenantRecord()
         together = replace(together, engines=len(reports) - len(silent), silent=len(silent))
         self.state, verdict = _decide(
             now,
@@ -179,27 +181,9 @@ class SteeringLoop:
                 self._observed_at_s += step_s
         self._passed_s = monotonic_s
 
-    def _keep(
-        self, reports: Mapping[str, Sequence[qos.Qos]], latest: Mapping[str, qos.Qos], shares: Mapping[str, float]
-    ) -> None:
-        """Adds an observation to the interval. The tenants are summed over all engines at once, because only the decision
-        reads them, and their sum for each engine would be most of its work. `shares` are the shares of the engines that
-        claim too many calls."""
-        for engine, report in latest.items():
-            earlier = self._interval.get(engine)
-            self._interval[engine] = report if earlier is None else qos.over_time((earlier, report), tenants=False)
-        every: list[Mapping[str, qos.TenantService]] = [self._tenants]
-        for engine, windows in reports.items():
-            for window in map(credible_reports.possible, windows):
-                share = shares.get(engine)
-                self._newest[engine] = (window if share is None else credible_reports.scaled(window, share)).tenants
-                every.append(self._newest[engine])
-        self._tenants = qos.tenants_of(every, ())
-
     def _together(self, interval: credible_reports.Believed) -> qos.Qos:
         """What the pool delivered in the interval so far."""
-        tenants = qos.tenants_of([self._tenants], self._newest.values())
-        return replace(qos.across(interval.reports.values(), tenants=False), tenants=tenants)
+        return replace(qos.across(interval.reports.values(), tenants=False), tenants=self._tenants.together())
 
     def question(self, now: float) -> llm_choice.Question | None:
         """What a model is asked after the last observation before a decision of the selector `llm`; None at any other time.
