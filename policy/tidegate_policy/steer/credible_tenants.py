@@ -9,6 +9,7 @@ any single engine. `credible_reports` bounds the other numbers.
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tidegate_policy import qos
 from tidegate_policy.steer import credible_reports
@@ -23,7 +24,9 @@ class TenantRecord:
     """What the engines of a pool have reported about its tenants since the last decision."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, qos.TenantService] = {}
+        self._sums: dict[str, list[Any]] = {}
+        """By tenant: served tokens, calls with a target, and missed targets. Of more than `qos.MOST_TENANTS` those count
+        that come first, so that the time of a decision has a bound."""
         self._most: dict[str, int] = {}
         """By tenant: the tokens of the engine that reported most of them, summed over the observations."""
         self._newest: dict[str, Tenants] = {}
@@ -33,31 +36,35 @@ class TenantRecord:
         """One observation. `shares` are the shares of the engines that claim too many calls. The tenants are summed over
         all engines at once, because only the decision reads them, and their sum for each engine over the whole time would
         be most of its work."""
-        every: list[Tenants] = [self._sums]
         most: dict[str, int] = {}
         for engine, windows in reports.items():
-            if not windows:
-                continue
+            served_here: dict[str, int] = {}
             share = shares.get(engine)
-            believed = [credible_reports.possible(window) for window in windows]
-            if share is not None:
-                believed = [credible_reports.scaled(window, share) for window in believed]
-            self._newest[engine] = believed[-1].tenants
-            together = (
-                believed[0].tenants if len(believed) == 1 else qos.tenants_of([each.tenants for each in believed], ())
-            )
-            for name, (_, served, *_) in together.items():
+            for window in map(credible_reports.possible, windows):
+                self._newest[engine] = (window if share is None else credible_reports.scaled(window, share)).tenants
+                self._sum(self._newest[engine], served_here)
+            for name, served in served_here.items():
                 if served > most.get(name, 0):
                     most[name] = served
-            every.append(together)
-        self._sums = qos.tenants_of(every, ())
-        for name in most.keys() & self._sums.keys():
-            self._most[name] = self._most.get(name, 0) + most[name]
+        for name, served in most.items():
+            self._most[name] = self._most.get(name, 0) + served
+
+    def _sum(self, tenants: Tenants, served_here: dict[str, int]) -> None:
+        """Adds a window to the sums, and to the tokens of its engine in this observation."""
+        sums = self._sums
+        for name, (_, served, _, wanted, missed) in tenants.items():
+            found = sums.get(name)
+            if found is None:
+                if len(sums) >= qos.MOST_TENANTS:
+                    continue
+                found = sums[name] = [0, 0, 0]
+            found[0] += served
+            found[1] += wanted
+            found[2] += missed
+            served_here[name] = served_here.get(name, 0) + served
 
     def together(self) -> dict[str, qos.TenantService]:
         """The service of each tenant in the whole time."""
-        if len(self._newest) < credible_reports.LEAST_ENGINES:
-            return qos.tenants_of([self._sums], self._newest.values())
         waiting: dict[str, list[int]] = {}
         weights: dict[str, list[float]] = {}
         for tenants in self._newest.values():
@@ -65,14 +72,19 @@ class TenantRecord:
                 weights.setdefault(name, []).append(tenant.weight)
                 if tenant.waiting:
                     waiting.setdefault(name, []).append(tenant.waiting)
-        found = {}
-        for name, tenant in self._sums.items():
-            seen = waiting.get(name, ())
-            found[name] = tenant._replace(
-                weight=statistics.median_high(weights[name]) if name in weights else tenant.weight,
-                waiting=sum(seen) if len(seen) >= LEAST_WITNESSES else 0,
+        is_judged = len(self._newest) >= credible_reports.LEAST_ENGINES
+        witnesses, weight_of = (LEAST_WITNESSES, statistics.median_high) if is_judged else (1, max)
+        found = {
+            name: qos.TenantService(
+                weight_of(weights[name]) if name in weights else 1.0,
+                served,
+                sum(waiting[name]) if len(waiting.get(name, ())) >= witnesses else 0,
+                wanted,
+                missed,
             )
-        return self._fairer(found)
+            for name, (served, wanted, missed) in self._sums.items()
+        }
+        return self._fairer(found) if is_judged else found
 
     def _fairer(self, found: dict[str, qos.TenantService]) -> dict[str, qos.TenantService]:
         without = {
