@@ -20,6 +20,7 @@ from enum import StrEnum
 from tidegate_policy import policies
 from tidegate_policy.qos import Qos
 from tidegate_policy.steer import proposal, switch_regret
+from tidegate_policy.steer import trial as trials
 
 
 class Kind(StrEnum):
@@ -67,6 +68,17 @@ SOON_DWELLS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupted:
+    """The trial of a switch that a bypass or an override has interrupted. It begins anew once the policy is back."""
+
+    policy: str
+    before: str
+    """The policy that a rollback returns to."""
+    baseline: switch_regret.Baseline
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SteerState:
     """The whole memory of the loop. The driver persists it and hands it to a successor."""
 
@@ -83,7 +95,9 @@ class SteerState:
     """How often each policy was rolled back."""
     banned_until_at_s: Mapping[str, float] = field(default_factory=dict)
     left_at_s: Mapping[str, float] = field(default_factory=dict)
-    """When a proposal last replaced each policy."""
+    """When a proposal last replaced each policy. The end of a bypass is no such instant of the safe policy."""
+    bypass_ended_at_s: float | None = None
+    """When the last bypass ended; None when there was none."""
     switched_at_s: tuple[float, ...] = ()
     """The instants of the switches of the last hour that the loop decided."""
     returns: int = 0
@@ -96,6 +110,10 @@ class SteerState:
     """What is expected of the last switch."""
     effect: str = ""
     """What followed the last switch; empty until the time in which it may be rolled back is over."""
+    trial: trials.Trial | None = None
+    """What has followed the last switch so far; None when the trial is over."""
+    interrupted: Interrupted | None = None
+    """The trial that goes on after a bypass or an override; None in every other state."""
     memory: proposal.Memory = field(default_factory=dict)
     """What the selector remembers, by its class; another selector begins without a memory."""
 
@@ -146,10 +164,13 @@ def minimum_dwell_s(state: SteerState, settings: GuardSettings) -> float:
 
 
 def trial_s(state: SteerState, settings: GuardSettings) -> float:
-    """Seconds after a switch of the selector in which it may be rolled back."""
+    """Seconds after a switch of the selector in which it may be rolled back. Those in which nobody observed the pool come
+    on top."""
+    unseen_s = 0.0 if state.trial is None else state.trial.unseen_s
     if state.baseline is None:
-        return settings.window_s
-    return state.baseline.settle_s + switch_regret.window_s(state.baseline, settings.window_s, enough=settings.enough)
+        return settings.window_s + unseen_s
+    window_s = switch_regret.window_s(state.baseline, settings.window_s, enough=settings.enough)
+    return state.baseline.settle_s + window_s + unseen_s
 
 
 def allowed(now: float, state: SteerState, allow: Collection[str]) -> tuple[str, ...]:
@@ -162,6 +183,11 @@ def credible(now: float, state: SteerState) -> SteerState:
     return replace(
         state,
         since_at_s=min(state.since_at_s, now),
+        trial=None if state.trial is None else replace(state.trial, seen_at_s=min(state.trial.seen_at_s, now)),
+        bypass_ended_at_s=None if state.bypass_ended_at_s is None else min(state.bypass_ended_at_s, now),
+        interrupted=(
+            None if state.interrupted is None else replace(state.interrupted, at_s=min(state.interrupted.at_s, now))
+        ),
         left_at_s={name: min(at_s, now) for name, at_s in state.left_at_s.items()},
         switched_at_s=tuple([min(at_s, now) for at_s in state.switched_at_s]),
         banned_until_at_s={name: min(at_s, now + MAX_BAN_S) for name, at_s in state.banned_until_at_s.items()},
@@ -174,6 +200,11 @@ def shifted(state: SteerState, by_s: float) -> SteerState:
         state,
         since_at_s=state.since_at_s + by_s,
         ends_at_s=None if state.ends_at_s is None else state.ends_at_s + by_s,
+        trial=None if state.trial is None else replace(state.trial, seen_at_s=state.trial.seen_at_s + by_s),
+        bypass_ended_at_s=None if state.bypass_ended_at_s is None else state.bypass_ended_at_s + by_s,
+        interrupted=(
+            None if state.interrupted is None else replace(state.interrupted, at_s=state.interrupted.at_s + by_s)
+        ),
         left_at_s={name: at_s + by_s for name, at_s in state.left_at_s.items()},
         switched_at_s=tuple([at_s + by_s for at_s in state.switched_at_s]),
         banned_until_at_s={name: at_s + by_s for name, at_s in state.banned_until_at_s.items()},
@@ -197,11 +228,13 @@ def _decide(
         after, verdict = _switch(now, state, Kind.OVERRIDE, override, "set by hand", None)
         return replace(after, before=overridden), verdict
     if state.kind is Kind.OVERRIDE and state.before is not None:
-        return _switch(now, state, Kind.SWITCH, state.before, "the override has ended", None)
-    if proposed is not None and proposed.emergency and state.active != policies.SAFE:
-        if len(_of_last_hour(now, state)) >= settings.per_hour:
+        return _resumed(now, state, *_switch(now, state, Kind.SWITCH, state.before, "the override has ended", None))
+    is_bypass = state.kind is Kind.BYPASS
+    if proposed is not None and proposed.emergency and not (is_bypass and state.active == policies.SAFE):
+        if state.active != policies.SAFE and len(_of_last_hour(now, state)) >= settings.per_hour:
             return state, _keep(state)
-        soon = now - state.left_at_s.get(policies.SAFE, -math.inf) <= SOON_DWELLS * _bypass_s(state, settings)
+        ended_at_s = -math.inf if state.bypass_ended_at_s is None else state.bypass_ended_at_s
+        soon = now - ended_at_s <= SOON_DWELLS * _bypass_s(state, settings)
         after, verdict = _switch(now, state, Kind.BYPASS, policies.SAFE, proposed.reason, None)
         bypasses = min(state.bypasses + 1, MAX_RETURNS) if soon else 0
         return replace(after, before=state.active, bypasses=bypasses, expected=AFTER_BYPASS), verdict
@@ -219,23 +252,46 @@ def _decide(
         )
         after, verdict = _switch(now, punished, Kind.ROLLBACK, state.before, regret, None)
         return replace(after, expected=AFTER_ROLLBACK), verdict
-    if proposed is None or proposed.emergency or proposed.policy == state.active:
+    if proposed is None or proposed.emergency or (proposed.policy == state.active and not is_bypass):
         return state, _keep(state)
     dwell_s = minimum_dwell_s(state, settings)
-    if now - state.since_at_s < dwell_s or _is_banned(now, state, proposed.policy):
+    if now - state.since_at_s < dwell_s:
+        return state, _keep(state)
+    if proposed.policy == state.active:  # the bypass ends, and its policy stays
+        return _resumed(now, state, *_switch(now, state, Kind.SWITCH, state.active, proposed.reason, None))
+    if _is_banned(now, state, proposed.policy):
         return state, _keep(state)
     if len(_of_last_hour(now, state)) >= settings.per_hour - 2:
         return state, _keep(state)
     again = now - state.left_at_s.get(proposed.policy, -math.inf) <= SOON_DWELLS * dwell_s
     remembered = replace(
         state,
-        left_at_s={**state.left_at_s, state.active: now},
+        left_at_s=state.left_at_s if is_bypass else {**state.left_at_s, state.active: now},
         returns=min(state.returns + 1, MAX_RETURNS) if again else 0,
     )
     after, verdict = _switch(
         now, remembered, Kind.SWITCH, proposed.policy, proposed.reason, switch_regret.baseline(qos)
     )
-    return replace(after, alternatives=proposed.alternatives, expected=proposed.expected), verdict
+    after = replace(after, alternatives=proposed.alternatives, expected=proposed.expected)
+    return _resumed(now, state, after, verdict)
+
+
+def _resumed(now: float, state: SteerState, after: SteerState, verdict: Verdict) -> tuple[SteerState, Verdict]:
+    """The state `after` an override or a bypass, in which the trial that was interrupted begins anew if its policy is
+    back."""
+    held = state.interrupted
+    if held is None or held.policy != after.active or now - held.at_s > trials.LONGEST_UNSEEN_S:
+        return after, verdict
+    return replace(after, baseline=held.baseline, before=held.before), verdict
+
+
+def _interrupted(now: float, state: SteerState) -> Interrupted | None:
+    """The trial that a bypass or an override now interrupts."""
+    if state.kind in (Kind.OVERRIDE, Kind.BYPASS):
+        return state.interrupted
+    if state.baseline is None or state.before is None or state.effect:
+        return None
+    return Interrupted(policy=state.active, before=state.before, baseline=state.baseline, at_s=now)
 
 
 def _bypass_s(state: SteerState, settings: GuardSettings) -> float:
@@ -259,7 +315,7 @@ def _regret(now: float, state: SteerState, trial: Qos, settings: GuardSettings) 
 def _switch(
     now: float, state: SteerState, kind: Kind, policy: str, reason: str, baseline: switch_regret.Baseline | None
 ) -> tuple[SteerState, Verdict]:
-    counted = kind in (Kind.BYPASS, Kind.ROLLBACK) or baseline is not None
+    counted = policy != state.active and (kind in (Kind.BYPASS, Kind.ROLLBACK) or baseline is not None)
     recent = _of_last_hour(now, state)
     after = replace(
         state,
@@ -274,6 +330,9 @@ def _switch(
         alternatives=(),
         expected="",
         effect="",
+        trial=None,
+        interrupted=_interrupted(now, state) if kind in (Kind.OVERRIDE, Kind.BYPASS) else None,
+        bypass_ended_at_s=now if state.kind is Kind.BYPASS else state.bypass_ended_at_s,
     )
     return after, Verdict(kind=kind, policy=policy, reason=reason)
 

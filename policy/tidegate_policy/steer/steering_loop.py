@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from tidegate_policy import qos
+from tidegate_policy import policies, qos
 from tidegate_policy.steer import (
     claimed_targets,
     credible_reports,
@@ -24,11 +24,14 @@ from tidegate_policy.steer import (
     proposal,
     rules,
     switch_regret,
+    trial,
 )
 
 SHORTEST_REPORT_PERIOD_S, LONGEST_REPORT_PERIOD_S = 0.1, 60.0
 """Time between two reports of an engine that EngineControl accepts."""
 REPORTS_AN_OBSERVATION = 4
+NO_GAP_PERIODS = 1.5
+"""After a longer time than so many observation periods the pool was not observed for a while."""
 CLOCK_STEP_S = 5.0
 """A wall clock that differs by more from the time that has passed was set."""
 SAME_END_S = 2.0
@@ -102,8 +105,6 @@ class SteeringLoop:
         """What the pool delivered in the interval of the last decision."""
         self._tenants = credible_tenants.TenantRecord()
         """The service of the tenants since the selector's last decision."""
-        self._trial: list[qos.Qos] = []
-        """What the pool delivered in each observation that counts as the effect of the last switch."""
 
     def observe(
         self,
@@ -131,8 +132,7 @@ class SteeringLoop:
         }
         believed = credible_reports.believed(latest)
         together = qos.across(believed.reports.values(), tenants=False)
-        if self._is_on_trial(now):
-            self._trial.append(together)
+        self._follow_trial(now, together)
         self._tenants.add(reports, believed.shares)
         for engine, report in latest.items():
             earlier = self._interval.get(engine)
@@ -149,20 +149,17 @@ class SteeringLoop:
             self.state,
             together,
             believed.reports.values(),
-            qos.over_time(self._trial),
             self.settings,
             override,
             unfit=unfit,
             only_emergencies=not is_decision,
         )
         judged: qos.Qos | None = None
-        if verdict.kind is not guards.Kind.KEEP:
-            self._trial = []
-        elif self._trial and now >= self.state.since_at_s + guards.trial_s(self.state, self.settings.guards):
-            if not self.state.effect:
-                judged = qos.over_time(self._trial)
-                self.state = replace(self.state, effect=switch_regret.effect(judged))
-            self._trial = []
+        held = self.state.trial
+        if held is not None and now >= self.state.since_at_s + guards.trial_s(self.state, self.settings.guards):
+            judged = held.service
+            effect = "" if judged is None else switch_regret.effect(judged)
+            self.state = replace(self.state, effect=effect, trial=None)
         return Outcome(
             state=self.state,
             verdict=verdict,
@@ -207,13 +204,18 @@ class SteeringLoop:
     def _remember(self, facts: proposal.Memory) -> None:
         self.state = replace(self.state, memory={llm_choice.LlmChoice.__name__: facts})
 
-    def _is_on_trial(self, now: float) -> bool:
-        """Whether the service of the latest observation counts as the effect of the last switch."""
+    def _follow_trial(self, now: float, latest: qos.Qos) -> None:
+        """Adds the latest observation to the trial of the last switch, if its service counts as the effect of it."""
         state = self.state
         if state.kind is guards.Kind.KEEP or state.effect:
-            return False
-        began_at_s = state.since_at_s + (0.0 if state.baseline is None else state.baseline.settle_s)
-        return began_at_s <= now <= state.since_at_s + guards.trial_s(state, self.settings.guards) + guards.LATE_S
+            return
+        held = trial.Trial(seen_at_s=state.since_at_s) if state.trial is None else state.trial
+        state = replace(state, trial=trial.seen(held, now, NO_GAP_PERIODS * self.settings.observation_period_s))
+        assert state.trial is not None
+        age_s, settle_s = now - state.since_at_s, 0.0 if state.baseline is None else state.baseline.settle_s
+        if settle_s <= age_s <= guards.trial_s(state, self.settings.guards) + guards.LATE_S:
+            state = replace(state, trial=trial.with_service(state.trial, latest))
+        self.state = state
 
     def active_override(self, now: float) -> Override | None:
         """The override in force unless its time is over: the best guess while its source cannot be asked."""
@@ -238,7 +240,6 @@ def _decide(
     state: guards.SteerState,
     together: qos.Qos,
     reports: Collection[qos.Qos],
-    trial: qos.Qos,
     settings: Settings,
     override: Override | None,
     *,
@@ -254,7 +255,7 @@ def _decide(
         together,
         proposed,
         settings.guards,
-        trial=trial,
+        trial=qos.NOTHING if state.trial is None or state.trial.service is None else state.trial.service,
         unknown=None if not unfit else f"{min(unfit)} answers {unfit[min(unfit)]}",
         override=None if override is None else override.policy,
         allow=settings.allow,
@@ -281,8 +282,9 @@ def _proposed(
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         memory = {}
         proposed = settings.selector.propose(together, state.active, allow, memory)
-    if proposed is None and state.kind is guards.Kind.BYPASS and state.before in allow:
-        proposed = proposal.Proposal(policy=state.before, reason="the emergency is over")
+    if proposed is None and state.kind is guards.Kind.BYPASS and state.before is not None:
+        back = state.before if state.before in allow else policies.SAFE
+        proposed = proposal.Proposal(policy=back, reason="the emergency is over")
     return proposed, replace(state, memory={name: memory} if memory else {})
 
 
