@@ -40,7 +40,7 @@ class VirtualSteering:
             self.switches.append((now, verdict.policy, verdict.reason))
             self._enforce(now)
         if (question := self._loop.question(now)) is not None:
-            self._loop.answered(asked_model.answer(question))
+            self._loop.answered(question, asked_model.answer(question))
 
     def _enforce(self, now: float) -> None:
         state = self._loop.state

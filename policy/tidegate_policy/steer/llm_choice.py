@@ -2,9 +2,9 @@
 
 The model reads numbers of the pool and one sentence about each allowed policy. It reads no prompt, and no name that a
 client chose, so no tenant can instruct it. Its answer is one JSON object with the name of an allowed policy; every other
-answer counts as none. The loop's driver asks the model shortly before each decision (`question`), and leaves the answer
-in the memory of the selector (`Answer`). A decision never waits for the model. `stand_in` says why the rules made the last
-decision.
+answer counts as none. The loop's driver asks the model shortly before each decision (`question`), and tells the loop the
+answer (`Answer`), which counts for this decision alone. A decision never waits for the model. `stand_in` says why the rules
+made the last decision.
 """
 
 import json
@@ -20,6 +20,7 @@ from tidegate_policy.steer.proposal import Memory, Proposal
 
 MOST_ANSWER_CHARACTERS = 1000
 SILENT = "the model gave no answer in time"
+TOO_OLD = "the model answered a question that is too old"
 NOT_ASKED = "the model was not asked before this decision"
 
 
@@ -109,8 +110,9 @@ def read(text: str, allow: Collection[str]) -> Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmChoice:
-    """The selector. Its memory is `asked` while an answer is awaited, then the `policy` of the answer, or `failed` with the
-    trouble of the answer. After a decision that the rules made in place of the model, it is the `trouble` alone."""
+    """The selector. What it reads in its memory is `asked` where an answer did not come, or the `policy` of the answer, or
+    `failed` with the trouble of the answer. After a decision that the rules made in place of the model, its memory is the
+    `trouble`."""
 
     fallback: rules.Rules = field(default_factory=rules.Rules)
 

@@ -32,10 +32,18 @@ SHORTEST_REPORT_PERIOD_S, LONGEST_REPORT_PERIOD_S = 0.1, 60.0
 REPORTS_AN_OBSERVATION = 4
 NO_GAP_PERIODS = 1.5
 """After a longer time than so many observation periods the pool was not observed for a while."""
+OLDEST_ANSWER_PERIODS = 2
+"""An answer whose question was asked more observation periods before the decision is too old."""
 CLOCK_STEP_S = 5.0
 """A wall clock that differs by more from the time that has passed was set."""
 SAME_END_S = 2.0
 """Two ends of an override that differ by less are the same end: gateways report a remaining duration, not an instant."""
+
+
+def observation_period_s(*, interval_s: float, window_s: float) -> float:
+    """Time between two observations: the guards need at least two in their rollback window. A model has as long to
+    answer."""
+    return min(interval_s, window_s / 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +61,8 @@ class Settings:
 
     @property
     def observation_period_s(self) -> float:
-        """Time between two observations: the guards need at least two in their rollback window."""
-        return min(self.interval_s, self.guards.window_s / 2)
+        """Time between two observations."""
+        return observation_period_s(interval_s=self.interval_s, window_s=self.guards.window_s)
 
     @property
     def report_period_s(self) -> float:
@@ -105,6 +113,12 @@ class SteeringLoop:
         """What the pool delivered in the interval of the last decision."""
         self._tenants = credible_tenants.TenantRecord()
         """The service of the tenants since the selector's last decision."""
+        self._engines: tuple[int, int] = (0, 0)
+        """The engines that report, and those whose reports are overdue, at the last observation."""
+        self._asked: tuple[float, llm_choice.Question] | None = None
+        """The question for the next decision, and its instant. It is no part of the state: a successor asks anew."""
+        self._answer: llm_choice.Answer | None = None
+        """The answer to it."""
 
     def observe(
         self,
@@ -143,14 +157,16 @@ class SteeringLoop:
             together = self._decided = self._together(believed)
             self._decided_at_s = now
             self._interval, self._tenants = {}, credible_tenants.TenantRecord()
-        together = replace(together, engines=len(reports) - len(silent), silent=len(silent))
+        self._engines = (len(reports) - len(silent), len(silent))
+        answered = self._taken(now) if is_decision else {}
         self.state, verdict = _decide(
             now,
             self.state,
-            together,
+            self._with_engines(together),
             believed.reports.values(),
             self.settings,
             override,
+            answered,
             unfit=unfit,
             only_emergencies=not is_decision,
         )
@@ -176,6 +192,8 @@ class SteeringLoop:
                 self.state = guards.shifted(self.state, step_s)
                 self._decided_at_s += step_s
                 self._observed_at_s += step_s
+                if self._asked is not None:
+                    self._asked = (self._asked[0] + step_s, self._asked[1])
         self._passed_s = monotonic_s
 
     def _together(self, interval: credible_reports.Believed) -> qos.Qos:
@@ -192,17 +210,31 @@ class SteeringLoop:
             return None
         together = self._together(credible_reports.believed(self._interval)) if self._interval else self._decided
         allow = guards.allowed(now, self.state, self.settings.allow)
-        question = llm_choice.question(claimed_targets.believed(together), self.state.active, allow)
-        if question is not None:
-            self._remember({"asked": True})
+        believed = claimed_targets.believed(self._with_engines(together))
+        question = llm_choice.question(believed, self.state.active, allow)
+        self._asked, self._answer = None if question is None else (now, question), None
         return question
 
-    def answered(self, answer: llm_choice.Answer) -> None:
-        """The model has answered the last question, or failed to."""
-        self._remember({"policy": answer.policy} if answer.policy else {"failed": answer.trouble})
+    def answered(self, question: llm_choice.Question, answer: llm_choice.Answer) -> None:
+        """The model has answered, or failed to. An answer to an earlier question does not count."""
+        if self._asked is not None and self._asked[1] is question:
+            self._answer = answer
 
-    def _remember(self, facts: proposal.Memory) -> None:
-        self.state = replace(self.state, memory={llm_choice.LlmChoice.__name__: facts})
+    def _taken(self, now: float) -> proposal.Memory:
+        """What came of the question for this decision, as `llm_choice.LlmChoice` reads it."""
+        asked, answer = self._asked, self._answer
+        self._asked = self._answer = None
+        if asked is None:
+            return {}
+        if now - asked[0] > OLDEST_ANSWER_PERIODS * self.settings.observation_period_s:
+            return {"failed": llm_choice.TOO_OLD}
+        if answer is None:
+            return {"asked": True}
+        return {"policy": answer.policy} if answer.policy else {"failed": answer.trouble}
+
+    def _with_engines(self, together: qos.Qos) -> qos.Qos:
+        engines, silent = self._engines
+        return replace(together, engines=engines, silent=silent)
 
     def _follow_trial(self, now: float, latest: qos.Qos) -> None:
         """Adds the latest observation to the trial of the last switch, if its service counts as the effect of it."""
@@ -242,13 +274,14 @@ def _decide(
     reports: Collection[qos.Qos],
     settings: Settings,
     override: Override | None,
+    answered: proposal.Memory,
     *,
     unfit: Mapping[str, str],
     only_emergencies: bool,
 ) -> tuple[guards.SteerState, guards.Verdict]:
     proposed = emergency.found(together, reports)
     if proposed is None and not only_emergencies:
-        proposed, state = _proposed(now, state, together, settings)
+        proposed, state = _proposed(now, state, together, settings, answered)
     state, verdict = guards.step(
         now,
         state,
@@ -269,15 +302,16 @@ def _decide(
 
 
 def _proposed(
-    now: float, state: guards.SteerState, together: qos.Qos, settings: Settings
+    now: float, state: guards.SteerState, together: qos.Qos, settings: Settings, answered: proposal.Memory
 ) -> tuple[proposal.Proposal | None, guards.SteerState]:
     """What the selector proposes, or that the policy from before a bypass comes back; and the state with its memory. A
-    memory that the selector cannot read is forgotten."""
+    memory that the selector cannot read is forgotten. All that the selector `llm` reads is what came of its question."""
     name = type(settings.selector).__name__
     together = claimed_targets.believed(together)
     allow = guards.allowed(now, state, settings.allow)
     try:
-        memory = copy.deepcopy(state.memory.get(name, {}))
+        is_llm = isinstance(settings.selector, llm_choice.LlmChoice)
+        memory = dict(answered) if is_llm else copy.deepcopy(state.memory.get(name, {}))
         proposed = settings.selector.propose(together, state.active, allow, memory)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         memory = {}
