@@ -293,9 +293,10 @@ def test_a_switch_is_not_rolled_back_after_the_window_or_for_noise() -> None:
 
 
 def test_no_misses_before_and_one_after_is_no_reason_to_roll_back() -> None:
-    after, _ = guards.step(60.0, state(), window(), EDF, CAREFUL)
-    assert guards.step(70.0, after, window(missed=1), None, CAREFUL)[1].kind is guards.Kind.KEEP
-    assert guards.step(70.0, after, window(missed=10), None, CAREFUL)[1].kind is guards.Kind.ROLLBACK
+    after, _ = guards.step(60.0, state(), window(ttft_s=0.5), EDF, CAREFUL)
+    one, ten = window(ttft_s=0.5, missed=1), window(ttft_s=0.5, missed=10)
+    assert guards.step(70.0, after, one, None, CAREFUL)[1].kind is guards.Kind.KEEP
+    assert guards.step(70.0, after, ten, None, CAREFUL)[1].kind is guards.Kind.ROLLBACK
 
 
 def test_an_override_takes_precedence_and_its_end_returns_to_the_rules() -> None:
