@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 import qos_windows
@@ -165,6 +166,28 @@ def test_the_bandit_leaves_a_policy_that_meets_few_targets_for_one_that_meets_mo
         served.append(active)
     assert served[0] == "sjf"
     assert served[-30:].count("edf") >= 25
+
+
+def test_no_share_of_the_demand_that_the_bandit_tells_is_above_the_whole() -> None:
+    memory: proposal.Memory = {"seen": {"2": {"sjf": [60.0, 0.9], "urgency": [10.0, 1.0]}}}
+    found = bandit.Bandit().propose(qos_windows.window(waiting=150, missed=30), "sjf", ALLOW, memory)
+    assert found is not None
+    shares = [int(share) for share in re.findall(r"(\d+)%", found.reason + found.expected)]
+    assert len(shares) == 3
+    assert max(shares) == 100
+
+
+def test_the_bandit_remembers_the_failure_of_a_policy_that_was_taken_back_within_its_first_window() -> None:
+    def tried(allow: tuple[str, ...]) -> proposal.Memory:
+        """The memory after `edf` was tried; a window in which the pool has returned to `sjf` follows."""
+        chosen, memory = bandit.Bandit(), {}
+        chosen.propose(qos_windows.window(waiting=150), "edf", ALLOW, memory)
+        chosen.propose(qos_windows.window(waiting=150, missed=60), "sjf", allow, memory)
+        return memory["seen"]["2"] if "seen" in memory else {}
+
+    banned = tuple(name for name in ALLOW if name != "edf")
+    assert tried(banned) == {"edf": [1.0, 0.0]}
+    assert tried(ALLOW) == {}, "a bypass or a person interrupted it"
 
 
 def test_the_bandit_does_not_explore_while_no_call_waits() -> None:
