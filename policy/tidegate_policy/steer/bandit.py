@@ -38,8 +38,9 @@ class Bandit:
     prior: rules.Rules = field(default_factory=rules.Rules)
 
     def propose(self, qos: Qos, active: str, allow: Collection[str], memory: Memory) -> Proposal | None:
-        tried = memory.get("active")
-        if tried == active or (tried in self.arms and tried not in allow):  # else a bypass or a person shared the window
+        tried = memory.get("active", "")
+        was_taken_back = tried in self.arms and tried not in allow
+        if tried == active or was_taken_back:  # else a bypass or a person shared the window
             _reward(memory, qos, tried, self.prior.enough)
         memory["active"] = active
         if not features.is_evidence(qos):
