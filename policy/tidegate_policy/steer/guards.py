@@ -4,6 +4,9 @@ State in, verdict out. In order of precedence: a manual override, and its end; a
 rollback when the pool got worse after a switch than its load explains (`switch_regret`); and, once the active policy has
 had its minimum dwell, the selector's proposal. A policy that is not allowed is left at once, unless a person has chosen it.
 
+An emergency under the safe policy begins a bypass too, because the bypass lifts the bounds of the engines. A bypass or an
+override interrupts the trial of a switch: the trial begins anew, against the same baseline, once the policy is back.
+
 A policy that was rolled back is banned, and each further ban of it is twice as long, unless the last one ended a day ago.
 A policy that comes back soon after it was left must stay twice as long as before, and so must the safe policy when an
 emergency returns soon. A policy that one engine does not know is taken back too, so that a proposal is in force everywhere
@@ -13,7 +16,7 @@ for a rollback. A bypass heeds no ban, so there is always a way back to the safe
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -181,15 +184,7 @@ def allowed(now: float, state: SteerState, allow: Collection[str]) -> tuple[str,
 def credible(now: float, state: SteerState) -> SteerState:
     """A state that a predecessor left, whose clock may have been ahead: nothing in it has happened later than `now`."""
     return replace(
-        state,
-        since_at_s=min(state.since_at_s, now),
-        trial=None if state.trial is None else replace(state.trial, seen_at_s=min(state.trial.seen_at_s, now)),
-        bypass_ended_at_s=None if state.bypass_ended_at_s is None else min(state.bypass_ended_at_s, now),
-        interrupted=(
-            None if state.interrupted is None else replace(state.interrupted, at_s=min(state.interrupted.at_s, now))
-        ),
-        left_at_s={name: min(at_s, now) for name, at_s in state.left_at_s.items()},
-        switched_at_s=tuple([min(at_s, now) for at_s in state.switched_at_s]),
+        _moved(state, lambda at_s: min(at_s, now)),
         banned_until_at_s={name: min(at_s, now + MAX_BAN_S) for name, at_s in state.banned_until_at_s.items()},
     )
 
@@ -197,17 +192,23 @@ def credible(now: float, state: SteerState) -> SteerState:
 def shifted(state: SteerState, by_s: float) -> SteerState:
     """The state after a step of the wall clock by so many seconds: what has lasted for some time has lasted as long."""
     return replace(
-        state,
-        since_at_s=state.since_at_s + by_s,
+        _moved(state, lambda at_s: at_s + by_s),
         ends_at_s=None if state.ends_at_s is None else state.ends_at_s + by_s,
-        trial=None if state.trial is None else replace(state.trial, seen_at_s=state.trial.seen_at_s + by_s),
-        bypass_ended_at_s=None if state.bypass_ended_at_s is None else state.bypass_ended_at_s + by_s,
-        interrupted=(
-            None if state.interrupted is None else replace(state.interrupted, at_s=state.interrupted.at_s + by_s)
-        ),
-        left_at_s={name: at_s + by_s for name, at_s in state.left_at_s.items()},
-        switched_at_s=tuple([at_s + by_s for at_s in state.switched_at_s]),
         banned_until_at_s={name: at_s + by_s for name, at_s in state.banned_until_at_s.items()},
+    )
+
+
+def _moved(state: SteerState, move: Callable[[float], float]) -> SteerState:
+    """The state with other instants of what has happened."""
+    trial, held, ended_at_s = state.trial, state.interrupted, state.bypass_ended_at_s
+    return replace(
+        state,
+        since_at_s=move(state.since_at_s),
+        left_at_s={name: move(at_s) for name, at_s in state.left_at_s.items()},
+        switched_at_s=tuple([move(at_s) for at_s in state.switched_at_s]),
+        bypass_ended_at_s=None if ended_at_s is None else move(ended_at_s),
+        trial=None if trial is None else replace(trial, seen_at_s=move(trial.seen_at_s)),
+        interrupted=None if held is None else replace(held, at_s=move(held.at_s)),
     )
 
 

@@ -44,6 +44,41 @@ class Question:
     """The policies that a valid answer may name."""
 
 
+class Pending:
+    """The question for the next decision, and its answer. Neither is part of the state of the loop: a successor asks
+    anew."""
+
+    def __init__(self) -> None:
+        self._asked_at_s = 0.0
+        self._question: Question | None = None
+        self._answer: Answer | None = None
+
+    def ask(self, now: float, question: Question | None) -> None:
+        """A question takes the place of the one before, and so does the lack of a question."""
+        self._asked_at_s, self._question, self._answer = now, question, None
+
+    def answered(self, question: Question, answer: Answer) -> None:
+        """The model has answered, or failed to. An answer to an earlier question does not count."""
+        if question is self._question:
+            self._answer = answer
+
+    def shift(self, by_s: float) -> None:
+        """The clock was set."""
+        self._asked_at_s += by_s
+
+    def taken(self, now: float, *, oldest_s: float) -> Memory:
+        """What came of the question for a decision now, as `LlmChoice` reads it. An older question does not count."""
+        question, answer = self._question, self._answer
+        self._question = self._answer = None
+        if question is None:
+            return {}
+        if now - self._asked_at_s > oldest_s:
+            return {"failed": TOO_OLD}
+        if answer is None:
+            return {"asked": True}
+        return {"policy": answer.policy} if answer.policy else {"failed": answer.trouble}
+
+
 def question(qos: Qos, active: str, allow: Collection[str]) -> Question | None:
     """The question about `allow`, the policies that may be active now; None when no call waits or too few came, because
     then the policy stays, and when no policy is allowed."""

@@ -115,10 +115,7 @@ class SteeringLoop:
         """The service of the tenants since the selector's last decision."""
         self._engines: tuple[int, int] = (0, 0)
         """The engines that report, and those whose reports are overdue, at the last observation."""
-        self._asked: tuple[float, llm_choice.Question] | None = None
-        """The question for the next decision, and its instant. It is no part of the state: a successor asks anew."""
-        self._answer: llm_choice.Answer | None = None
-        """The answer to it."""
+        self._pending = llm_choice.Pending()
 
     def observe(
         self,
@@ -158,7 +155,8 @@ class SteeringLoop:
             self._decided_at_s = now
             self._interval, self._tenants = {}, credible_tenants.TenantRecord()
         self._engines = (len(reports) - len(silent), len(silent))
-        answered = self._taken(now) if is_decision else {}
+        oldest_s = OLDEST_ANSWER_PERIODS * self.settings.observation_period_s
+        answered = self._pending.taken(now, oldest_s=oldest_s) if is_decision else {}
         self.state, verdict = _decide(
             now,
             self.state,
@@ -192,8 +190,7 @@ class SteeringLoop:
                 self.state = guards.shifted(self.state, step_s)
                 self._decided_at_s += step_s
                 self._observed_at_s += step_s
-                if self._asked is not None:
-                    self._asked = (self._asked[0] + step_s, self._asked[1])
+                self._pending.shift(step_s)
         self._passed_s = monotonic_s
 
     def _together(self, interval: credible_reports.Believed) -> qos.Qos:
@@ -212,25 +209,12 @@ class SteeringLoop:
         allow = guards.allowed(now, self.state, self.settings.allow)
         believed = claimed_targets.believed(self._with_engines(together))
         question = llm_choice.question(believed, self.state.active, allow)
-        self._asked, self._answer = None if question is None else (now, question), None
+        self._pending.ask(now, question)
         return question
 
     def answered(self, question: llm_choice.Question, answer: llm_choice.Answer) -> None:
-        """The model has answered, or failed to. An answer to an earlier question does not count."""
-        if self._asked is not None and self._asked[1] is question:
-            self._answer = answer
-
-    def _taken(self, now: float) -> proposal.Memory:
-        """What came of the question for this decision, as `llm_choice.LlmChoice` reads it."""
-        asked, answer = self._asked, self._answer
-        self._asked = self._answer = None
-        if asked is None:
-            return {}
-        if now - asked[0] > OLDEST_ANSWER_PERIODS * self.settings.observation_period_s:
-            return {"failed": llm_choice.TOO_OLD}
-        if answer is None:
-            return {"asked": True}
-        return {"policy": answer.policy} if answer.policy else {"failed": answer.trouble}
+        """The model has answered, or failed to."""
+        self._pending.answered(question, answer)
 
     def _with_engines(self, together: qos.Qos) -> qos.Qos:
         engines, silent = self._engines
