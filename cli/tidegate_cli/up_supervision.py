@@ -8,7 +8,7 @@ import asyncio
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import aiohttp
 
@@ -76,12 +76,15 @@ async def _steer(options: argparse.Namespace, controls: Sequence[str], token: st
     )
     held = None if options.policy == "auto" else steering_loop.Override(policy=options.policy, reason="--policy")
     driver = steering_driver.SteeringDriver(None, settings, now=time.time(), token=token)
+    behind: Mapping[str, str] = {}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
         admin = gateway_admin.GatewayAdmin(session, f"http://127.0.0.1:{options.admin_port}")
         try:
             await driver.retarget(controls)
             while True:
                 await asyncio.sleep(OBSERVATION_S)
+                known, behind = behind, driver.not_following()
+                sys.stderr.write(obedience(driver.active_policy, known, behind))
                 outcome = driver.observe(time.time(), await admin.override() or held, monotonic_s=time.monotonic())
                 if outcome.verdict.kind is not guards.Kind.KEEP:
                     sys.stderr.write(f"policy {outcome.verdict.policy}: {outcome.verdict.reason}\n")
@@ -95,3 +98,13 @@ async def _steer(options: argparse.Namespace, controls: Sequence[str], token: st
                 )
         finally:
             await driver.close()
+
+
+def obedience(policy: str, known: Mapping[str, str], behind: Mapping[str, str]) -> str:
+    """Lines about the engines that do not follow since the last observation, and about those that follow again. `known` and
+    `behind` are the engines that did not follow at the last observation and at this one, with the reason."""
+    lines = [
+        f"engine {name} does not serve by {policy}: {behind[name]}" for name in sorted(behind.keys() - known.keys())
+    ]
+    lines += [f"engine {name} follows again" for name in sorted(known.keys() - behind.keys())]
+    return "".join(f"{line}\n" for line in lines)

@@ -5,6 +5,7 @@ reflection too. With a token, every call except those of health must carry it. T
 because the queue is in that process.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -80,21 +81,20 @@ class Control(control_pb2_grpc.EngineControlServicer):
         period_s = request.period_s or 1.0
         if not 0.1 <= period_s <= 60:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "period_s must be between 0.1 and 60")
+        gone = threading.Event()
+        if not context.add_callback(gone.set):
+            return  # the caller has left already, so nobody would end the stream
         if not self._watches.acquire(blocking=False):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WATCHES} callers already watch this engine")
-        gone = threading.Event()
-        context.add_callback(gone.set)
-        try:
-            watch = self._engine.watch()
-        except control_contract.NotControllable as error:
-            self._watches.release()
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        try:
+        with contextlib.ExitStack() as held:
+            held.callback(self._watches.release)
+            try:
+                watch = self._engine.watch()
+            except control_contract.NotControllable as error:
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            held.callback(watch.close)
             while not _wait(period_s, gone, self._stopping):
                 yield translation.to_report(watch.cut())
-        finally:
-            watch.close()
-            self._watches.release()
 
 
 class _TokenCheck(grpc.ServerInterceptor):

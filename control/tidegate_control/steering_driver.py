@@ -88,7 +88,7 @@ class SteeringDriver:
         answer = await ask(question.messages, question.allow)
         if answer.trouble:
             logger.warning("the rules choose the policy, because %s", answer.trouble)
-        self._loop.answered(answer)
+        self._loop.answered(question, answer)
 
     def not_following(self) -> dict[str, str]:
         """Why each engine may serve by another policy than the one that was put in force last, by address."""

@@ -20,6 +20,7 @@ BOUNDS_S: tuple[float, ...] = tuple(0.001 * 2 ** (index / 2) for index in range(
 MOST_TENANTS = 8_192
 """Tenants of a pool whose service is known."""
 _MIDDLES_S = tuple(bound / 2**0.25 for bound in (*BOUNDS_S, BOUNDS_S[-1] * 2))
+_SQUARES_S2 = tuple(middle_s**2 for middle_s in _MIDDLES_S)
 
 
 @immutable.value(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,11 @@ class Histogram:
         """The mean, from the buckets' geometric middles; 0 when empty."""
         total = sum(c * m for c, m in zip(self.counts, _MIDDLES_S, strict=False))
         return total / self.count if self.count else 0.0
+
+    @property
+    def squares_s2(self) -> float:
+        """The sum of the squares, from the buckets' geometric middles."""
+        return sum([count * square for count, square in zip(self.counts, _SQUARES_S2, strict=False) if count])
 
     @property
     def dispersion(self) -> float:

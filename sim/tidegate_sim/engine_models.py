@@ -44,8 +44,8 @@ class Engine(Protocol):
     def watch(self) -> control_contract.Watch:
         """The engine's QoS windows."""
 
-    def set_policy(self, name: str, reason: str, parameters: Mapping[str, float]) -> None:
-        """As SetPolicy of EngineControl."""
+    def set_policy(self, name: str, reason: str, parameters: Mapping[str, float], *, bypass: bool = False) -> None:
+        """As SetPolicy of EngineControl. A `bypass` lasts until the next switch."""
 
 
 def create(model: Model, clock: virtual_time.Loop, *arguments: Any, **named: Any) -> Engine:

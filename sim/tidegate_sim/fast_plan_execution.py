@@ -96,6 +96,11 @@ class FastPlanExecution:
         self._free([call_id])
         return True
 
+    def release_all(self) -> None:
+        """Frees all held contexts."""
+        self._core.release_all()
+        self._free(list(self._held))
+
     def first_to_yield(self) -> fast_scheduler.FastRequest:
         """The running request that is preempted for a running request that lacks memory."""
         running = self._scheduler.running

@@ -145,8 +145,13 @@ class FastPlugin(fast_scheduler.FastScheduler):
 
     # The calls of the control server.
 
-    def set_policy(self, name: str, reason: str, parameters: Mapping[str, float]) -> engine_status.Switched:
-        return self.core.set_policy(self._clock(), name, parameters, reason)
+    def set_policy(
+        self, name: str, reason: str, parameters: Mapping[str, float], *, bypass: bool = False
+    ) -> engine_status.Switched:
+        switched = self.core.set_policy(self._clock(), name, parameters, reason, bypass=bypass)
+        if bypass:
+            self._execution.release_all()
+        return switched
 
     def watch(self) -> engine_status.Watch:
         recorder = self.core.watch(self._clock())

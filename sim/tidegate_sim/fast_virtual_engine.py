@@ -70,9 +70,9 @@ class FastEngine:
         """The engine's QoS windows, as its control server would report them. Raises `NotControllable` for `stock`."""
         return self._controlled().watch()
 
-    def set_policy(self, name: str, reason: str, parameters: Mapping[str, float]) -> None:
+    def set_policy(self, name: str, reason: str, parameters: Mapping[str, float], *, bypass: bool = False) -> None:
         """As SetPolicy of EngineControl. Raises `NotControllable` for `stock`."""
-        self._controlled().set_policy(name, reason, parameters)
+        self._controlled().set_policy(name, reason, parameters, bypass=bypass)
 
     def submit(
         self,

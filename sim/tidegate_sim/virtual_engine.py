@@ -120,11 +120,11 @@ class VirtualEngine:
         watch: control_contract.Watch = self._scheduler.watch()
         return watch
 
-    def set_policy(self, name: str, reason: str, parameters: Mapping[str, float]) -> None:
+    def set_policy(self, name: str, reason: str, parameters: Mapping[str, float], *, bypass: bool = False) -> None:
         """As SetPolicy of EngineControl. Raises `NotControllable` for `stock`."""
         if self._stock:
             raise control_contract.NotControllable("vLLM's own scheduler class runs in this row")
-        self._scheduler.set_policy(name, reason, parameters)
+        self._scheduler.set_policy(name, reason, parameters, bypass=bypass)
 
     def submit(
         self, call: Call, output_tokens: int, prefixes: Sequence[Prefix] = (), output_prefix: int | None = None

@@ -428,9 +428,9 @@ async def test_the_answer_of_a_model_is_proposed_at_the_next_decision():
         loop.ask = ask
         await decide(loop, engines, START_S + 1)
         assert not asked, "no call waits"
-        await decide(loop, engines, START_S + 100, control_double.blocked())
+        await decide(loop, engines, START_S + 59.9, control_double.blocked())
         await until(lambda: asked)
-        outcome, _ = await decide(loop, engines, START_S + 200, control_double.blocked())
+        outcome, _ = await decide(loop, engines, START_S + 60.2, control_double.blocked())
         assert (outcome.verdict.policy, outcome.verdict.reason) == ("edf", "llm: the model chose it")
         assert asked[0][1] == settings.allow
 
@@ -446,9 +446,9 @@ async def test_a_model_that_hangs_delays_no_decision_and_the_rules_decide():
     async with steered(settings=settings) as (loop, engines):
         loop.ask = ask
         await decide(loop, engines, START_S + 1)
-        await decide(loop, engines, START_S + 50, control_double.blocked())
+        await decide(loop, engines, START_S + 59.9, control_double.blocked())
         await until(lambda: asked)
-        outcome, _ = await decide(loop, engines, START_S + 100, control_double.blocked())
+        outcome, _ = await decide(loop, engines, START_S + 60.2, control_double.blocked())
         assert outcome.verdict.policy == "two-lane"
         assert outcome.verdict.reason.endswith(f"(by the rules, because {llm_choice.SILENT})")
         await loop.close()

@@ -120,6 +120,16 @@ def test_a_tenant_or_class_of_an_engine_has_no_more_targets_than_the_engine() ->
     assert credible_reports.possible(report()) == report()
 
 
+def test_each_call_has_at_most_one_work_one_time_per_token_and_one_verdict_about_its_targets() -> None:
+    many = qos.Histogram(counts=(0, 500, 500))
+    claimed = report(arrived=100, finished=50, with_target=900, missed=900, service=many, tpot=many)
+    believed = credible_reports.possible(claimed)
+    assert (believed.service.count, believed.tpot.count) == (100, 50)
+    assert (believed.with_target, believed.missed) == (50, 50)
+    told = credible_reports.believed({"liar": claimed}).outliers
+    assert told == {"liar": "it reports 900 targets of 50 calls"}
+
+
 numbers = st.integers(0, 2**63)
 
 

@@ -53,6 +53,22 @@ def test_the_policy_from_before_an_emergency_comes_back_after_it() -> None:
     assert seen == [(10.0, "bypass", policies.SAFE), (90.0, "switch", "edf")]
 
 
+@pytest.mark.parametrize("allow", [("edf",), ("edf", policies.SAFE)])
+def test_an_emergency_under_the_safe_policy_begins_and_ends_a_bypass(allow: tuple[str, ...]) -> None:
+    steered = loop(guards.SteerState(active=policies.SAFE, since_at_s=0.0), allow=allow)
+    seen = switches(steered, lambda now, active: THRASHING if now <= 20 else CALM, HOUR_S)
+    assert seen == [(10.0, "bypass", policies.SAFE), (90.0, "switch", policies.SAFE)]
+    assert steered.state.reason == "the emergency is over"
+
+
+def test_a_bypass_ends_also_when_the_policy_from_before_it_is_not_allowed_any_more() -> None:
+    steered = loop(guards.SteerState(active="edf", since_at_s=0.0))
+    switches(steered, lambda now, active: THRASHING, 20.0)
+    steered.settings = dataclasses.replace(SETTINGS, allow=("urgency", "sjf"))
+    seen = switches(steered, lambda now, active: CALM, HOUR_S, since_s=20.0)
+    assert seen == [(90.0, "switch", policies.SAFE)]
+
+
 def test_the_safe_policy_stays_while_the_emergency_lasts_and_longer_each_time_that_it_returns() -> None:
     assert switches(loop(), lambda now, active: THRASHING, 6 * HOUR_S) == [(10.0, "bypass", policies.SAFE)]
     steered = loop()

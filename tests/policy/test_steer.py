@@ -203,6 +203,48 @@ def test_a_bypass_does_not_wait() -> None:
     assert (verdict.kind, verdict.policy) == (guards.Kind.BYPASS, "fcfs")
 
 
+def test_an_emergency_lifts_the_bounds_also_while_the_safe_policy_is_active_and_until_it_is_over() -> None:
+    bypassed, verdict = guards.step(10.0, state(), window(), PANIC, CAREFUL)
+    assert (verdict.kind, verdict.policy, bypassed.switched_at_s) == (guards.Kind.BYPASS, "fcfs", ())
+    over = proposal.Proposal(policy="fcfs", reason="the emergency is over")
+    assert guards.step(20.0, bypassed, window(), PANIC, CAREFUL)[1].kind is guards.Kind.KEEP
+    assert guards.step(69.0, bypassed, window(), over, CAREFUL)[1].kind is guards.Kind.KEEP
+    after, verdict = guards.step(70.0, bypassed, window(), over, CAREFUL)
+    assert (verdict.kind, after.kind, after.active) == (guards.Kind.SWITCH, guards.Kind.SWITCH, "fcfs")
+    assert guards.step(80.0, after, window(), None, CAREFUL)[1].kind is guards.Kind.KEEP
+
+
+def test_an_emergency_that_returns_soon_is_told_by_the_end_of_the_last_bypass_alone() -> None:
+    """The safe policy may also be left because a selector proposes another one, or a person does."""
+    left, _ = guards.step(60.0, state(), window(), EDF, CAREFUL)
+    first, _ = guards.step(70.0, left, window(), PANIC, CAREFUL)
+    assert first.bypasses == 0, "no bypass came before"
+    chosen, _ = guards.step(130.0, first, window(), None, CAREFUL, override="sjf")
+    back, _ = guards.step(140.0, chosen, window(), None, CAREFUL)
+    assert (back.active, guards.step(150.0, back, window(), PANIC, CAREFUL)[0].bypasses) == ("edf", 1)
+    again, _ = guards.step(140.0, first, window(), EDF, CAREFUL)
+    assert policies.SAFE not in {name for name, at_s in again.left_at_s.items() if at_s == 140.0}
+    assert guards.step(150.0, again, window(), PANIC, CAREFUL)[0].bypasses == 1
+
+
+@pytest.mark.parametrize("by", ["a person", "an emergency"])
+def test_a_trial_that_is_interrupted_begins_anew_when_its_policy_is_back(by: str) -> None:
+    calm, late = window(ttft_s=0.1, with_target=0), window(ttft_s=5.0, with_target=0)
+    over = proposal.Proposal(policy="edf", reason="the emergency is over")
+    tried, _ = guards.step(60.0, state("urgency"), calm, EDF, CAREFUL)
+    if by == "a person":
+        held, _ = guards.step(65.0, tried, late, None, CAREFUL, override="sjf")
+        back, _ = guards.step(140.0, held, late, None, CAREFUL)
+    else:
+        held, _ = guards.step(65.0, tried, late, PANIC, CAREFUL)
+        back, _ = guards.step(140.0, held, late, over, CAREFUL)
+    assert back.active == "edf"
+    _, verdict = guards.step(150.0, back, late, None, CAREFUL)
+    assert (verdict.kind, verdict.policy) == (guards.Kind.ROLLBACK, "urgency")
+    stale, _ = guards.step(5000.0, held, late, over if by == "an emergency" else None, CAREFUL)
+    assert guards.step(5010.0, stale, late, None, CAREFUL)[1].kind is guards.Kind.KEEP, "an hour has passed"
+
+
 def test_an_override_during_a_bypass_returns_to_the_policy_from_before_the_bypass() -> None:
     bypassed, _ = guards.step(10.0, state("edf"), window(), PANIC, CAREFUL)
     taken, _ = guards.step(30.0, bypassed, window(), None, CAREFUL, override="sjf")
@@ -251,9 +293,10 @@ def test_a_switch_is_not_rolled_back_after_the_window_or_for_noise() -> None:
 
 
 def test_no_misses_before_and_one_after_is_no_reason_to_roll_back() -> None:
-    after, _ = guards.step(60.0, state(), window(), EDF, CAREFUL)
-    assert guards.step(70.0, after, window(missed=1), None, CAREFUL)[1].kind is guards.Kind.KEEP
-    assert guards.step(70.0, after, window(missed=10), None, CAREFUL)[1].kind is guards.Kind.ROLLBACK
+    after, _ = guards.step(60.0, state(), window(ttft_s=0.5), EDF, CAREFUL)
+    one, ten = window(ttft_s=0.5, missed=1), window(ttft_s=0.5, missed=10)
+    assert guards.step(70.0, after, one, None, CAREFUL)[1].kind is guards.Kind.KEEP
+    assert guards.step(70.0, after, ten, None, CAREFUL)[1].kind is guards.Kind.ROLLBACK
 
 
 def test_an_override_takes_precedence_and_its_end_returns_to_the_rules() -> None:
@@ -414,11 +457,12 @@ def test_in_any_hour_there_are_fewer_than_six_switches_and_a_bypass_is_never_hel
         asked = proposal.Proposal(policy=policies.SAFE if emergency else wanted, reason="x", emergency=emergency)
         qos = window(ttft_s=ttft_s, missed=int(10 * ttft_s))
         careless = guards.GuardSettings(dwell_s=10, ban_s=10)
-        current, verdict = guards.step(now, current, qos, asked if wanted else None, careless, unknown=unknown)
-        if verdict.kind is not guards.Kind.KEEP:
+        before = current.active
+        current, _ = guards.step(now, current, qos, asked if wanted else None, careless, unknown=unknown)
+        if current.active != before:
             switches.append(now)
         if emergency:
-            assert current.active == policies.SAFE
+            assert (current.active, current.kind) == (policies.SAFE, guards.Kind.BYPASS)
     for first, sixth in zip(switches, switches[5:], strict=False):
         assert sixth - first >= guards.HOUR_S
 

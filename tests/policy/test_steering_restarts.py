@@ -3,11 +3,13 @@
 import dataclasses
 import json
 from collections.abc import Sequence
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate_policy.qos import Qos, Tally
+from tidegate_policy.qos import Histogram, Qos, Tally
 from tidegate_policy.steer import guards, steer_memory, steering_loop
 
 ALLOW = ("urgency", "edf", "sjf", "two-lane")
@@ -23,9 +25,11 @@ LOADS = {
     "misses": dataclasses.replace(CALM, waiting=5, missed=6),
     "overload": dataclasses.replace(CALM, waiting=200, missed=20),
     "collapse": dataclasses.replace(CALM, finished=3, with_target=3, missed=3, waiting=200),
+    "late": dataclasses.replace(CALM, waiting=200, missed=30),
     "thrashing": dataclasses.replace(CALM, waiting=50, preemptions=200),
 }
 """Reports of an engine by the load that it has."""
+LATE = LOADS["late"]
 HISTORY = st.lists(
     st.tuples(
         st.sampled_from(sorted(LOADS)),
@@ -84,6 +88,107 @@ def test_each_loss_of_the_memory_adds_at_most_five_switches_and_the_return_to_th
     changed, lost = run(history, keeps=False)
     most = SETTINGS.guards.per_hour
     assert all(of_the_hour(changed, now) <= most + (most + 1) * of_the_hour(lost, now) for now in changed)
+
+
+EACH = dataclasses.replace(SETTINGS, interval_s=PERIOD_S)
+"""Every observation is a decision, so a restart moves no decision."""
+
+
+def kept(loop: steering_loop.SteeringLoop) -> guards.SteerState:
+    """The memory as the status of a pool holds it."""
+    return steer_memory.read(json.loads(json.dumps(steer_memory.written(loop.state))))
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(LOADS)), st.sampled_from(sorted(LOADS)), st.booleans()), max_size=150))
+@settings(max_examples=60, deadline=None)
+def test_a_loop_that_dies_between_any_two_decisions_decides_as_one_that_lives(
+    history: list[tuple[str, str, bool]],
+) -> None:
+    lives = dies = steering_loop.SteeringLoop(None, EACH, now=0.0)
+    for number, (first, others, is_killed) in enumerate(history, 1):
+        now = PERIOD_S * number
+        if is_killed or dies is lives:
+            dies = steering_loop.SteeringLoop(kept(dies), EACH, now=now - PERIOD_S)
+        report = LOADS[first if lives.state.active == "urgency" else others]
+        verdicts = [loop.observe(now, {"a": [report]}, silent=()).verdict for loop in (lives, dies)]
+        assert verdicts[0] == verdicts[1]
+        assert lives.state == dies.state
+
+
+@given(
+    kills=st.lists(st.tuples(st.integers(1, 6), st.floats(0.0, 600.0)), min_size=1, max_size=4),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_switch_that_makes_all_calls_late_is_taken_back_whenever_the_loop_dies_in_its_trial(
+    kills: list[tuple[int, float]],
+) -> None:
+    """`kills` are the observations between two deaths, and the seconds until there is a successor."""
+    loop, now = steering_loop.SteeringLoop(None, SETTINGS, now=0.0), 0.0
+
+    def observed() -> guards.Kind:
+        report = LOADS["overload"] if loop.state.active == "urgency" else LATE
+        return loop.observe(now, {"a": [report], "b": [report]}, silent=()).verdict.kind
+
+    while loop.state.active == "urgency":
+        now += PERIOD_S
+        observed()
+    seen: list[guards.Kind] = []
+    for observations, pause_s in [*kills, (20, 0.0)]:
+        now += pause_s
+        loop = steering_loop.SteeringLoop(kept(loop), SETTINGS, now=now)
+        for _ in range(observations):
+            now += PERIOD_S
+            seen.append(observed())
+            if guards.Kind.ROLLBACK in seen:
+                assert len(seen) <= 6, "observations of the trial"
+                return
+    raise AssertionError("the switch is permanent")
+
+
+def test_a_memory_without_a_trial_begins_the_trial_anew() -> None:
+    """As an earlier version of the operator left it."""
+    loop, now = steering_loop.SteeringLoop(None, SETTINGS, now=0.0), 0.0
+    while loop.state.active == "urgency":
+        now += PERIOD_S
+        loop.observe(now, {"a": [LOADS["overload"]]}, silent=())
+    old = {name: value for name, value in steer_memory.written(loop.state).items() if name != "trial"}
+    successor = steering_loop.SteeringLoop(steer_memory.read(old), SETTINGS, now=now + 300.0)
+    kinds = [successor.observe(now + 300.0 + PERIOD_S * n, {"a": [LATE]}, silent=()).verdict.kind for n in range(1, 7)]
+    assert guards.Kind.ROLLBACK in kinds
+    late = steering_loop.SteeringLoop(steer_memory.read(old), SETTINGS, now=now + 5000.0)
+    kinds = [late.observe(now + 5000.0 + PERIOD_S * n, {"a": [LATE]}, silent=()).verdict.kind for n in range(1, 7)]
+    assert guards.Kind.ROLLBACK not in kinds, "after more than an hour the service before the switch tells nothing"
+
+
+@pytest.mark.parametrize("count", [2**70, 1])
+def test_the_memory_of_a_trial_is_small_and_holds_whatever_engines_claim(count: int) -> None:
+    huge = dataclasses.replace(CALM, waiting=count, arrived=count, ttft=Histogram(counts=(count,) * 49))
+    loop = steering_loop.SteeringLoop(
+        guards.SteerState(active="sjf", since_at_s=0.0, kind=guards.Kind.SWITCH), SETTINGS, now=0.0
+    )
+    loop.observe(PERIOD_S, {"a": [huge]}, silent=())
+    text = json.dumps(steer_memory.written(loop.state))
+    assert loop.state.trial is not None
+    assert len(text) < 2000
+    assert kept(loop) == loop.state
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"trial": 3}, {"trial": {}}, {"trial": {"seen_at_s": "x"}}, {"trial": {"seen_at_s": 1.0, "unseen_s": -1.0}},
+        {"trial": {"seen_at_s": 1.0, "service": 3}}, {"trial": {"seen_at_s": 1.0, "service": {"finished": -1}}},
+        {"trial": {"seen_at_s": 1.0, "service": {"ttft": [0.5]}}}, {"trial": {"seen_at_s": 1.0, "later": 1}},
+        {"trial": {"seen_at_s": 1.0, "service": {"ttft": [1] * 99}}}, {"trial": {"seen_at_s": 1.0, "service": {"t": 1}}},
+        {"interrupted": {}}, {"interrupted": 3}, {"bypass_ended_at_s": "x"},
+        {"interrupted": {"policy": "edf", "before": 3, "at_s": 1.0, "baseline": {"ttft_p99_s": 1.0, "miss_ratio": 0}}},
+        {"interrupted": {"policy": "edf", "before": "a", "at_s": 1.0, "baseline": {"ttft_p99_s": "x", "miss_ratio": 0}}},
+    ],
+)  # fmt: skip
+def test_a_memory_with_a_spoilt_trial_is_refused(spoilt: dict[str, Any]) -> None:
+    fine = steer_memory.written(guards.SteerState(active="sjf", since_at_s=5.0))
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        steer_memory.read({**fine, **spoilt})
 
 
 def test_a_restart_with_the_memory_changes_no_switch_of_a_pool_that_is_always_overloaded() -> None:

@@ -1,14 +1,15 @@
 """Whether a switch made the service worse than the load explains."""
 
 import dataclasses
+import itertools
 
 import qos_windows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate_policy import policies
-from tidegate_policy.qos import Qos
-from tidegate_policy.steer import guards, steer_memory, switch_regret
+from tidegate_policy.qos import Histogram, Qos
+from tidegate_policy.steer import claimed_targets, guards, steer_memory, switch_regret
 from tidegate_policy.steer.proposal import Proposal
 
 RHO, ENOUGH = 1.2, 20
@@ -45,6 +46,48 @@ def test_a_policy_that_finishes_fewer_calls_does_not_excuse_itself_by_its_queue(
     assert found.startswith("30 calls finished in 30 s, expected 50")
     assert regret(qos_windows.window(), qos_windows.window(finished=20, missed=0, **rising)) is not None
     assert regret(qos_windows.window(), qos_windows.window(finished=60, missed=20, **rising)) is None
+
+
+AT_ONCE = {"ttft_s": 0.1, "waiting": 1}
+
+
+def test_targets_that_one_tenant_claims_take_no_switch_back_while_calls_are_served_at_once() -> None:
+    """As a tenant that asks for first tokens within 1 ms once the policy has changed."""
+    before = qos_windows.window(**AT_ONCE)
+    claims = qos_windows.window(missed=40, **AT_ONCE)
+    assert regret(before, claims) is None
+    assert regret(before, dataclasses.replace(claims, ttft=qos_windows.histogram(0.5, 60))) is not None
+
+
+def test_a_switch_that_delays_a_few_calls_is_taken_back_also_in_a_pool_that_serves_most_of_them_at_once() -> None:
+    before = qos_windows.window(arrived=300, finished=300, **AT_ONCE)
+    starved = dataclasses.replace(
+        before,
+        missed=20,
+        ttft=Histogram(
+            counts=tuple(
+                [
+                    fast + slow
+                    for fast, slow in itertools.zip_longest(
+                        qos_windows.histogram(0.1, 280).counts, qos_windows.histogram(60.0, 20).counts, fillvalue=0
+                    )
+                ]
+            )
+        ),
+    )
+    assert starved.ttft.quantile_s(0.9) < claimed_targets.LONG_WAIT_S
+    assert regret(before, starved) is not None
+    slow = dataclasses.replace(before, tpot=qos_windows.histogram(0.05, 300))
+    late = dataclasses.replace(slow, missed=60, tpot=qos_windows.histogram(0.5, 300))
+    assert regret(slow, late) is not None, "tokens that come later are measured too"
+
+
+def test_a_tenant_that_sends_less_after_a_switch_takes_it_back_by_no_fewer_completions() -> None:
+    before = qos_windows.window(arrived=300, finished=300)
+    assert regret(before, qos_windows.window(arrived=30, finished=30, waiting=2)) is None
+    found = regret(before, qos_windows.window(arrived=30, finished=30, waiting=270))
+    assert found is not None
+    assert found.startswith("30 calls finished in 30 s, expected 250")
 
 
 def test_longer_calls_may_finish_more_slowly() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+import yaml
 
 from tidegate_policy import policies
 from tidegate_sim import cell, maas_ablations, maas_figures, maas_policies, maas_traces, suite
@@ -122,6 +123,17 @@ def outcome(*calls: cell.CallOutcome) -> cell.Outcome:
         calls_on={},
         switches=((30.0, "sjf", "overload: x"),),
     )
+
+
+def test_the_selectors_choose_among_the_policies_that_a_serving_pool_allows_by_default() -> None:
+    text = (Path(__file__).parents[2] / "crds" / "servingpools.tidegate.dev.yaml").read_text()
+    (resource,) = yaml.safe_load_all(text)
+    schema = resource["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    assert tuple(schema["properties"]["spec"]["properties"]["policy"]["properties"]["allow"]["default"]) == maas.ALLOW
+    for name, row in maas.SUITE.everywhere.items():
+        if name.startswith("selector "):
+            assert row.steering is not None
+            assert row.steering.allow == maas.ALLOW
 
 
 def test_a_call_counts_only_when_both_targets_are_met() -> None:

@@ -2,7 +2,8 @@
 
 The reward of a window is the number of its met targets over its demand, which is the greater of the calls that came and
 the calls with a target that finished. It belongs to the policy that was active in the window, at the level of the window
-before it. The proposal is the policy with the highest upper confidence bound (UCB1). The rules' choice starts
+before it. A policy that was taken back within the window, and is banned since, gets the reward too, so its failure is
+remembered. The proposal is the policy with the highest upper confidence bound (UCB1). The rules' choice starts
 with `PRIOR` windows of its credit, so the bandit begins as `rules` and departs from them by evidence. Exploration has no
 randomness, happens only while calls wait, and passes the same guards as every proposal.
 """
@@ -37,8 +38,10 @@ class Bandit:
     prior: rules.Rules = field(default_factory=rules.Rules)
 
     def propose(self, qos: Qos, active: str, allow: Collection[str], memory: Memory) -> Proposal | None:
-        if memory.get("active") == active:  # else a rollback or a bypass has shared the window
-            _reward(memory, qos, active, self.prior.enough)
+        tried = memory.get("active", "")
+        was_taken_back = tried in self.arms and tried not in allow
+        if tried == active or was_taken_back:  # else a bypass or a person shared the window
+            _reward(memory, qos, tried, self.prior.enough)
         memory["active"] = active
         if not features.is_evidence(qos):
             memory.pop("level", None)
@@ -54,12 +57,13 @@ class Bandit:
         first, *others = sorted(bounds, key=lambda name: -bounds[name])
         if first == active or bounds[first] < bounds[active] + self.margin:
             return None
+        likely = {name: f"{min(bounds[name], 1.0):.0%}" for name in (first, active)}  # a bound may be above 1
         return Proposal(
             policy=first,
-            reason=f"bandit: {first} may meet {bounds[first]:.0%} of the demand, {active} {bounds[active]:.0%}; "
+            reason=f"bandit: {first} may meet up to {likely[first]} of the demand, {active} {likely[active]}; "
             f"{features.wait_s(qos):.0f} s of calls wait",
             alternatives=tuple(others),
-            expected=f"at most {bounds[first]:.0%} of the demand is met in time",
+            expected=f"at most {likely[first]} of the demand is met in time",
         )
 
     def _bounds(self, seen: dict[str, Any], arms: list[str], usual: str) -> dict[str, float]:

@@ -2,7 +2,9 @@
 
 A report is first clamped to what one window can have: no more missed targets than targets, for example. Then the weight of
 an engine is bounded: an engine that claims many times the calls of the others counts as a few of them. Its ratios stay, so
-an engine that really has most of the calls is still evidence.
+an engine that really has most of the calls is still evidence. Two numbers are bounded more closely, because a few calls of
+one engine could change them for a whole pool: the spread of the work, and the calls that waited for longer than their own
+work. `credible_tenants` bounds what engines claim about tenants.
 """
 
 from collections.abc import Mapping
@@ -46,6 +48,13 @@ def believed(reports: Mapping[str, Qos]) -> Believed:
             outliers[engine] = f"it reports {raw.preemptions} preemptions for {report.finished} finished calls"
         if raw.missed > raw.with_target:
             outliers[engine] = f"it reports {raw.missed} missed targets of {raw.with_target}"
+        for what, count, calls_of in (
+            ("works", raw.service.count, raw.arrived),
+            ("times per token", raw.tpot.count, raw.finished),
+            ("targets", raw.with_target, raw.finished),
+        ):
+            if count > OUTLIER * max(calls_of, 1):
+                outliers[engine] = f"it reports {count} {what} of {calls_of} calls"
         if len(clamped) >= LEAST_ENGINES:
             others = total - calls
             bound = max(TIMES_OTHERS * others / (len(clamped) - 1), FREE_CALLS - others)
@@ -54,7 +63,27 @@ def believed(reports: Mapping[str, Qos]) -> Believed:
                 counted[engine] = scaled(report, shares[engine])
             if calls > OUTLIER * bound:
                 outliers[engine] = f"it reports {calls} calls, and the other engines {total - calls} together"
+    if len(clamped) >= LEAST_ENGINES and total > FREE_CALLS:
+        counted = _levelled(counted)
     return Believed(reports=counted, outliers=outliers, shares=shares)
+
+
+def _levelled(reports: Mapping[str, Qos]) -> dict[str, Qos]:
+    """The reports in which no engine decides alone how widely the work differs, and how many calls waited for longer than
+    their own work. The squares of an engine's works count for at most `TIMES_OTHERS` times the mean of the others. Its
+    blocked calls do too, or for all calls of an engine with a mean number of calls."""
+    squares = {engine: report.service.squares_s2 for engine, report in reports.items()}
+    all_squares = sum(squares.values())
+    all_blocked = sum([report.blocked for report in reports.values()])
+    all_started = sum([report.ttft.count for report in reports.values()])
+    rest, found = len(reports) - 1, {}
+    for engine, report in reports.items():
+        most_s2 = TIMES_OTHERS * (all_squares - squares[engine]) / rest
+        blocked = max(TIMES_OTHERS * (all_blocked - report.blocked), all_started - report.ttft.count) / rest
+        if squares[engine] > most_s2:
+            report = replace(report, service=_part(report.service, most_s2 / squares[engine]))
+        found[engine] = report if report.blocked <= blocked else replace(report, blocked=int(blocked))
+    return found
 
 
 def within(report: Qos, longest_s: float) -> Qos:
@@ -66,17 +95,21 @@ def possible(report: Qos) -> Qos:
     """The report with each number clamped to what one window can have."""
     if _is_possible(report):
         return report
+    with_target = min(report.with_target, report.finished)
     return replace(
         report,
         window_s=min(max(report.window_s, 0.0), LONGEST_WINDOW_S),
-        missed=min(report.missed, report.with_target),
+        with_target=with_target,
+        missed=min(report.missed, with_target),
         blocked=min(report.blocked, report.ttft.count),
         preemptions=min(report.preemptions, PREEMPTIONS_A_CALL * report.finished),
+        service=_of_calls(report.service, report.arrived),
+        tpot=_of_calls(report.tpot, report.finished),
         tenants={
-            name: tenant._replace(**asdict(_possible(tenant.targets, report.with_target)))
+            name: tenant._replace(**asdict(_possible(tenant.targets, with_target)))
             for name, tenant in report.tenants.items()
         },
-        classes={name: _possible(targets, report.with_target) for name, targets in report.classes.items()},
+        classes={name: _possible(targets, with_target) for name, targets in report.classes.items()},
     )
 
 
@@ -89,18 +122,15 @@ def scaled(report: Qos, factor: float) -> Qos:
     def targets(full: Targets) -> Targets:
         return Targets(with_target=less(full.with_target), missed=less(full.missed))
 
-    def histogram(full: Histogram) -> Histogram:
-        return Histogram(counts=tuple(map(less, full.counts)))
-
     return replace(
         report,
         arrived=less(report.arrived),
         finished=less(report.finished),
         waiting=less(report.waiting),
         preemptions=less(report.preemptions),
-        ttft=histogram(report.ttft),
-        tpot=histogram(report.tpot),
-        service=histogram(report.service),
+        ttft=_part(report.ttft, factor),
+        tpot=_part(report.tpot, factor),
+        service=_part(report.service, factor),
         with_target=less(report.with_target),
         missed=less(report.missed),
         blocked=less(report.blocked),
@@ -129,12 +159,24 @@ def _is_possible(report: Qos) -> bool:
     most = report.with_target
     return (
         0.0 <= report.window_s <= LONGEST_WINDOW_S
-        and report.missed <= report.with_target
+        and report.missed <= report.with_target <= report.finished
+        and report.service.count <= report.arrived
+        and report.tpot.count <= report.finished
         and report.blocked <= report.ttft.count
         and report.preemptions <= PREEMPTIONS_A_CALL * report.finished
         and all(missed <= wanted <= most for _, _, _, wanted, missed in report.tenants.values())
         and all(each.missed <= each.with_target <= most for each in report.classes.values())
     )
+
+
+def _of_calls(times: Histogram, calls: int) -> Histogram:
+    """The durations, of which each call has at most one."""
+    return times if times.count <= calls else _part(times, calls / times.count)
+
+
+def _part(full: Histogram, factor: float) -> Histogram:
+    """The histogram with its counts multiplied by `factor` (0 to 1) and rounded down."""
+    return Histogram(counts=tuple([int(count * factor) for count in full.counts]))
 
 
 def _possible(targets: Targets, most: int) -> Targets:

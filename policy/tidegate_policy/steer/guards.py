@@ -4,6 +4,9 @@ State in, verdict out. In order of precedence: a manual override, and its end; a
 rollback when the pool got worse after a switch than its load explains (`switch_regret`); and, once the active policy has
 had its minimum dwell, the selector's proposal. A policy that is not allowed is left at once, unless a person has chosen it.
 
+An emergency under the safe policy begins a bypass too, because the bypass lifts the bounds of the engines. A bypass or an
+override interrupts the trial of a switch: the trial begins anew, against the same baseline, once the policy is back.
+
 A policy that was rolled back is banned, and each further ban of it is twice as long, unless the last one ended a day ago.
 A policy that comes back soon after it was left must stay twice as long as before, and so must the safe policy when an
 emergency returns soon. A policy that one engine does not know is taken back too, so that a proposal is in force everywhere
@@ -13,13 +16,14 @@ for a rollback. A bypass heeds no ban, so there is always a way back to the safe
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from tidegate_policy import policies
 from tidegate_policy.qos import Qos
 from tidegate_policy.steer import proposal, switch_regret
+from tidegate_policy.steer import trial as trials
 
 
 class Kind(StrEnum):
@@ -67,6 +71,17 @@ SOON_DWELLS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupted:
+    """The trial of a switch that a bypass or an override has interrupted. It begins anew once the policy is back."""
+
+    policy: str
+    before: str
+    """The policy that a rollback returns to."""
+    baseline: switch_regret.Baseline
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SteerState:
     """The whole memory of the loop. The driver persists it and hands it to a successor."""
 
@@ -83,7 +98,9 @@ class SteerState:
     """How often each policy was rolled back."""
     banned_until_at_s: Mapping[str, float] = field(default_factory=dict)
     left_at_s: Mapping[str, float] = field(default_factory=dict)
-    """When a proposal last replaced each policy."""
+    """When a proposal last replaced each policy. The end of a bypass is no such instant of the safe policy."""
+    bypass_ended_at_s: float | None = None
+    """When the last bypass ended; None when there was none."""
     switched_at_s: tuple[float, ...] = ()
     """The instants of the switches of the last hour that the loop decided."""
     returns: int = 0
@@ -96,6 +113,10 @@ class SteerState:
     """What is expected of the last switch."""
     effect: str = ""
     """What followed the last switch; empty until the time in which it may be rolled back is over."""
+    trial: trials.Trial | None = None
+    """What has followed the last switch so far; None when the trial is over."""
+    interrupted: Interrupted | None = None
+    """The trial that goes on after a bypass or an override; None in every other state."""
     memory: proposal.Memory = field(default_factory=dict)
     """What the selector remembers, by its class; another selector begins without a memory."""
 
@@ -146,10 +167,13 @@ def minimum_dwell_s(state: SteerState, settings: GuardSettings) -> float:
 
 
 def trial_s(state: SteerState, settings: GuardSettings) -> float:
-    """Seconds after a switch of the selector in which it may be rolled back."""
+    """Seconds after a switch of the selector in which it may be rolled back. Those in which nobody observed the pool come
+    on top."""
+    unseen_s = 0.0 if state.trial is None else state.trial.unseen_s
     if state.baseline is None:
-        return settings.window_s
-    return state.baseline.settle_s + switch_regret.window_s(state.baseline, settings.window_s, enough=settings.enough)
+        return settings.window_s + unseen_s
+    window_s = switch_regret.window_s(state.baseline, settings.window_s, enough=settings.enough)
+    return state.baseline.settle_s + window_s + unseen_s
 
 
 def allowed(now: float, state: SteerState, allow: Collection[str]) -> tuple[str, ...]:
@@ -160,10 +184,7 @@ def allowed(now: float, state: SteerState, allow: Collection[str]) -> tuple[str,
 def credible(now: float, state: SteerState) -> SteerState:
     """A state that a predecessor left, whose clock may have been ahead: nothing in it has happened later than `now`."""
     return replace(
-        state,
-        since_at_s=min(state.since_at_s, now),
-        left_at_s={name: min(at_s, now) for name, at_s in state.left_at_s.items()},
-        switched_at_s=tuple([min(at_s, now) for at_s in state.switched_at_s]),
+        _moved(state, lambda at_s: min(at_s, now)),
         banned_until_at_s={name: min(at_s, now + MAX_BAN_S) for name, at_s in state.banned_until_at_s.items()},
     )
 
@@ -171,12 +192,23 @@ def credible(now: float, state: SteerState) -> SteerState:
 def shifted(state: SteerState, by_s: float) -> SteerState:
     """The state after a step of the wall clock by so many seconds: what has lasted for some time has lasted as long."""
     return replace(
-        state,
-        since_at_s=state.since_at_s + by_s,
+        _moved(state, lambda at_s: at_s + by_s),
         ends_at_s=None if state.ends_at_s is None else state.ends_at_s + by_s,
-        left_at_s={name: at_s + by_s for name, at_s in state.left_at_s.items()},
-        switched_at_s=tuple([at_s + by_s for at_s in state.switched_at_s]),
         banned_until_at_s={name: at_s + by_s for name, at_s in state.banned_until_at_s.items()},
+    )
+
+
+def _moved(state: SteerState, move: Callable[[float], float]) -> SteerState:
+    """The state with other instants of what has happened."""
+    trial, held, ended_at_s = state.trial, state.interrupted, state.bypass_ended_at_s
+    return replace(
+        state,
+        since_at_s=move(state.since_at_s),
+        left_at_s={name: move(at_s) for name, at_s in state.left_at_s.items()},
+        switched_at_s=tuple([move(at_s) for at_s in state.switched_at_s]),
+        bypass_ended_at_s=None if ended_at_s is None else move(ended_at_s),
+        trial=None if trial is None else replace(trial, seen_at_s=move(trial.seen_at_s)),
+        interrupted=None if held is None else replace(held, at_s=move(held.at_s)),
     )
 
 
@@ -197,11 +229,13 @@ def _decide(
         after, verdict = _switch(now, state, Kind.OVERRIDE, override, "set by hand", None)
         return replace(after, before=overridden), verdict
     if state.kind is Kind.OVERRIDE and state.before is not None:
-        return _switch(now, state, Kind.SWITCH, state.before, "the override has ended", None)
-    if proposed is not None and proposed.emergency and state.active != policies.SAFE:
-        if len(_of_last_hour(now, state)) >= settings.per_hour:
+        return _resumed(now, state, *_switch(now, state, Kind.SWITCH, state.before, "the override has ended", None))
+    is_bypass = state.kind is Kind.BYPASS
+    if proposed is not None and proposed.emergency and not (is_bypass and state.active == policies.SAFE):
+        if state.active != policies.SAFE and len(_of_last_hour(now, state)) >= settings.per_hour:
             return state, _keep(state)
-        soon = now - state.left_at_s.get(policies.SAFE, -math.inf) <= SOON_DWELLS * _bypass_s(state, settings)
+        ended_at_s = -math.inf if state.bypass_ended_at_s is None else state.bypass_ended_at_s
+        soon = now - ended_at_s <= SOON_DWELLS * _bypass_s(state, settings)
         after, verdict = _switch(now, state, Kind.BYPASS, policies.SAFE, proposed.reason, None)
         bypasses = min(state.bypasses + 1, MAX_RETURNS) if soon else 0
         return replace(after, before=state.active, bypasses=bypasses, expected=AFTER_BYPASS), verdict
@@ -219,23 +253,46 @@ def _decide(
         )
         after, verdict = _switch(now, punished, Kind.ROLLBACK, state.before, regret, None)
         return replace(after, expected=AFTER_ROLLBACK), verdict
-    if proposed is None or proposed.emergency or proposed.policy == state.active:
+    if proposed is None or proposed.emergency or (proposed.policy == state.active and not is_bypass):
         return state, _keep(state)
     dwell_s = minimum_dwell_s(state, settings)
-    if now - state.since_at_s < dwell_s or _is_banned(now, state, proposed.policy):
+    if now - state.since_at_s < dwell_s:
+        return state, _keep(state)
+    if proposed.policy == state.active:  # the bypass ends, and its policy stays
+        return _resumed(now, state, *_switch(now, state, Kind.SWITCH, state.active, proposed.reason, None))
+    if _is_banned(now, state, proposed.policy):
         return state, _keep(state)
     if len(_of_last_hour(now, state)) >= settings.per_hour - 2:
         return state, _keep(state)
     again = now - state.left_at_s.get(proposed.policy, -math.inf) <= SOON_DWELLS * dwell_s
     remembered = replace(
         state,
-        left_at_s={**state.left_at_s, state.active: now},
+        left_at_s=state.left_at_s if is_bypass else {**state.left_at_s, state.active: now},
         returns=min(state.returns + 1, MAX_RETURNS) if again else 0,
     )
     after, verdict = _switch(
         now, remembered, Kind.SWITCH, proposed.policy, proposed.reason, switch_regret.baseline(qos)
     )
-    return replace(after, alternatives=proposed.alternatives, expected=proposed.expected), verdict
+    after = replace(after, alternatives=proposed.alternatives, expected=proposed.expected)
+    return _resumed(now, state, after, verdict)
+
+
+def _resumed(now: float, state: SteerState, after: SteerState, verdict: Verdict) -> tuple[SteerState, Verdict]:
+    """The state `after` an override or a bypass, in which the trial that was interrupted begins anew if its policy is
+    back."""
+    held = state.interrupted
+    if held is None or held.policy != after.active or now - held.at_s > trials.LONGEST_UNSEEN_S:
+        return after, verdict
+    return replace(after, baseline=held.baseline, before=held.before), verdict
+
+
+def _interrupted(now: float, state: SteerState) -> Interrupted | None:
+    """The trial that a bypass or an override now interrupts."""
+    if state.kind in (Kind.OVERRIDE, Kind.BYPASS):
+        return state.interrupted
+    if state.baseline is None or state.before is None or state.effect:
+        return None
+    return Interrupted(policy=state.active, before=state.before, baseline=state.baseline, at_s=now)
 
 
 def _bypass_s(state: SteerState, settings: GuardSettings) -> float:
@@ -259,7 +316,7 @@ def _regret(now: float, state: SteerState, trial: Qos, settings: GuardSettings) 
 def _switch(
     now: float, state: SteerState, kind: Kind, policy: str, reason: str, baseline: switch_regret.Baseline | None
 ) -> tuple[SteerState, Verdict]:
-    counted = kind in (Kind.BYPASS, Kind.ROLLBACK) or baseline is not None
+    counted = policy != state.active and (kind in (Kind.BYPASS, Kind.ROLLBACK) or baseline is not None)
     recent = _of_last_hour(now, state)
     after = replace(
         state,
@@ -274,6 +331,9 @@ def _switch(
         alternatives=(),
         expected="",
         effect="",
+        trial=None,
+        interrupted=_interrupted(now, state) if kind in (Kind.OVERRIDE, Kind.BYPASS) else None,
+        bypass_ended_at_s=now if state.kind is Kind.BYPASS else state.bypass_ended_at_s,
     )
     return after, Verdict(kind=kind, policy=policy, reason=reason)
 

@@ -2,9 +2,9 @@
 
 The model reads numbers of the pool and one sentence about each allowed policy. It reads no prompt, and no name that a
 client chose, so no tenant can instruct it. Its answer is one JSON object with the name of an allowed policy; every other
-answer counts as none. The loop's driver asks the model shortly before each decision (`question`), and leaves the answer
-in the memory of the selector (`Answer`). A decision never waits for the model. `stand_in` says why the rules made the last
-decision.
+answer counts as none. The loop's driver asks the model shortly before each decision (`question`), and tells the loop the
+answer (`Answer`), which counts for this decision alone. A decision never waits for the model. `stand_in` says why the rules
+made the last decision.
 """
 
 import json
@@ -20,6 +20,7 @@ from tidegate_policy.steer.proposal import Memory, Proposal
 
 MOST_ANSWER_CHARACTERS = 1000
 SILENT = "the model gave no answer in time"
+TOO_OLD = "the model answered a question that is too old"
 NOT_ASKED = "the model was not asked before this decision"
 
 
@@ -41,6 +42,41 @@ class Question:
     """Of a chat completion."""
     allow: tuple[str, ...]
     """The policies that a valid answer may name."""
+
+
+class Pending:
+    """The question for the next decision, and its answer. Neither is part of the state of the loop: a successor asks
+    anew."""
+
+    def __init__(self) -> None:
+        self._asked_at_s = 0.0
+        self._question: Question | None = None
+        self._answer: Answer | None = None
+
+    def ask(self, now: float, question: Question | None) -> None:
+        """A question takes the place of the one before, and so does the lack of a question."""
+        self._asked_at_s, self._question, self._answer = now, question, None
+
+    def answered(self, question: Question, answer: Answer) -> None:
+        """The model has answered, or failed to. An answer to an earlier question does not count."""
+        if question is self._question:
+            self._answer = answer
+
+    def shift(self, by_s: float) -> None:
+        """The clock was set."""
+        self._asked_at_s += by_s
+
+    def taken(self, now: float, *, oldest_s: float) -> Memory:
+        """What came of the question for a decision now, as `LlmChoice` reads it. An older question does not count."""
+        question, answer = self._question, self._answer
+        self._question = self._answer = None
+        if question is None:
+            return {}
+        if now - self._asked_at_s > oldest_s:
+            return {"failed": TOO_OLD}
+        if answer is None:
+            return {"asked": True}
+        return {"policy": answer.policy} if answer.policy else {"failed": answer.trouble}
 
 
 def question(qos: Qos, active: str, allow: Collection[str]) -> Question | None:
@@ -109,8 +145,9 @@ def read(text: str, allow: Collection[str]) -> Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmChoice:
-    """The selector. Its memory is `asked` while an answer is awaited, then the `policy` of the answer, or `failed` with the
-    trouble of the answer. After a decision that the rules made in place of the model, it is the `trouble` alone."""
+    """The selector. What it reads in its memory is `asked` where an answer did not come, or the `policy` of the answer, or
+    `failed` with the trouble of the answer. After a decision that the rules made in place of the model, its memory is the
+    `trouble`."""
 
     fallback: rules.Rules = field(default_factory=rules.Rules)
 

@@ -13,25 +13,37 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from tidegate_policy import qos
+from tidegate_policy import policies, qos
 from tidegate_policy.steer import (
     claimed_targets,
     credible_reports,
+    credible_tenants,
     emergency,
     guards,
     llm_choice,
     proposal,
     rules,
     switch_regret,
+    trial,
 )
 
 SHORTEST_REPORT_PERIOD_S, LONGEST_REPORT_PERIOD_S = 0.1, 60.0
 """Time between two reports of an engine that EngineControl accepts."""
 REPORTS_AN_OBSERVATION = 4
+NO_GAP_PERIODS = 1.5
+"""After a longer time than so many observation periods the pool was not observed for a while."""
+OLDEST_ANSWER_PERIODS = 2
+"""An answer whose question was asked more observation periods before the decision is too old."""
 CLOCK_STEP_S = 5.0
 """A wall clock that differs by more from the time that has passed was set."""
 SAME_END_S = 2.0
 """Two ends of an override that differ by less are the same end: gateways report a remaining duration, not an instant."""
+
+
+def observation_period_s(*, interval_s: float, window_s: float) -> float:
+    """Time between two observations: the guards need at least two in their rollback window. A model has as long to
+    answer."""
+    return min(interval_s, window_s / 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +61,8 @@ class Settings:
 
     @property
     def observation_period_s(self) -> float:
-        """Time between two observations: the guards need at least two in their rollback window."""
-        return min(self.interval_s, self.guards.window_s / 2)
+        """Time between two observations."""
+        return observation_period_s(interval_s=self.interval_s, window_s=self.guards.window_s)
 
     @property
     def report_period_s(self) -> float:
@@ -99,12 +111,11 @@ class SteeringLoop:
         """What each engine delivered since the selector's last decision."""
         self._decided = qos.NOTHING
         """What the pool delivered in the interval of the last decision."""
-        self._tenants: dict[str, qos.TenantService] = {}
-        """The service of the tenants since the selector's last decision, by all engines."""
-        self._newest: dict[str, Mapping[str, qos.TenantService]] = {}
-        """The tenants in the newest report of each engine since then."""
-        self._trial: list[qos.Qos] = []
-        """What the pool delivered in each observation that counts as the effect of the last switch."""
+        self._tenants = credible_tenants.TenantRecord()
+        """The service of the tenants since the selector's last decision."""
+        self._engines: tuple[int, int] = (0, 0)
+        """The engines that report, and those whose reports are overdue, at the last observation."""
+        self._pending = llm_choice.Pending()
 
     def observe(
         self,
@@ -132,35 +143,37 @@ class SteeringLoop:
         }
         believed = credible_reports.believed(latest)
         together = qos.across(believed.reports.values(), tenants=False)
-        if self._is_on_trial(now):
-            self._trial.append(together)
-        self._keep(reports, latest, believed.shares)
+        self._follow_trial(now, together)
+        self._tenants.add(reports, believed.shares)
+        for engine, report in latest.items():
+            earlier = self._interval.get(engine)
+            self._interval[engine] = report if earlier is None else qos.over_time((earlier, report), tenants=False)
         is_decision = now - self._decided_at_s >= self.settings.interval_s
         if is_decision:
             believed = credible_reports.believed(self._interval)
             together = self._decided = self._together(believed)
             self._decided_at_s = now
-            self._interval, self._tenants, self._newest = {}, {}, {}
-        together = replace(together, engines=len(reports) - len(silent), silent=len(silent))
+            self._interval, self._tenants = {}, credible_tenants.TenantRecord()
+        self._engines = (len(reports) - len(silent), len(silent))
+        oldest_s = OLDEST_ANSWER_PERIODS * self.settings.observation_period_s
+        answered = self._pending.taken(now, oldest_s=oldest_s) if is_decision else {}
         self.state, verdict = _decide(
             now,
             self.state,
-            together,
+            self._with_engines(together),
             believed.reports.values(),
-            qos.over_time(self._trial),
             self.settings,
             override,
+            answered,
             unfit=unfit,
             only_emergencies=not is_decision,
         )
         judged: qos.Qos | None = None
-        if verdict.kind is not guards.Kind.KEEP:
-            self._trial = []
-        elif self._trial and now >= self.state.since_at_s + guards.trial_s(self.state, self.settings.guards):
-            if not self.state.effect:
-                judged = qos.over_time(self._trial)
-                self.state = replace(self.state, effect=switch_regret.effect(judged))
-            self._trial = []
+        held = self.state.trial
+        if held is not None and now >= self.state.since_at_s + guards.trial_s(self.state, self.settings.guards):
+            judged = held.service
+            effect = "" if judged is None else switch_regret.effect(judged)
+            self.state = replace(self.state, effect=effect, trial=None)
         return Outcome(
             state=self.state,
             verdict=verdict,
@@ -177,29 +190,12 @@ class SteeringLoop:
                 self.state = guards.shifted(self.state, step_s)
                 self._decided_at_s += step_s
                 self._observed_at_s += step_s
+                self._pending.shift(step_s)
         self._passed_s = monotonic_s
-
-    def _keep(
-        self, reports: Mapping[str, Sequence[qos.Qos]], latest: Mapping[str, qos.Qos], shares: Mapping[str, float]
-    ) -> None:
-        """Adds an observation to the interval. The tenants are summed over all engines at once, because only the decision
-        reads them, and their sum for each engine would be most of its work. `shares` are the shares of the engines that
-        claim too many calls."""
-        for engine, report in latest.items():
-            earlier = self._interval.get(engine)
-            self._interval[engine] = report if earlier is None else qos.over_time((earlier, report), tenants=False)
-        every: list[Mapping[str, qos.TenantService]] = [self._tenants]
-        for engine, windows in reports.items():
-            for window in map(credible_reports.possible, windows):
-                share = shares.get(engine)
-                self._newest[engine] = (window if share is None else credible_reports.scaled(window, share)).tenants
-                every.append(self._newest[engine])
-        self._tenants = qos.tenants_of(every, ())
 
     def _together(self, interval: credible_reports.Believed) -> qos.Qos:
         """What the pool delivered in the interval so far."""
-        tenants = qos.tenants_of([self._tenants], self._newest.values())
-        return replace(qos.across(interval.reports.values(), tenants=False), tenants=tenants)
+        return replace(qos.across(interval.reports.values(), tenants=False), tenants=self._tenants.together())
 
     def question(self, now: float) -> llm_choice.Question | None:
         """What a model is asked after the last observation before a decision of the selector `llm`; None at any other time.
@@ -211,25 +207,31 @@ class SteeringLoop:
             return None
         together = self._together(credible_reports.believed(self._interval)) if self._interval else self._decided
         allow = guards.allowed(now, self.state, self.settings.allow)
-        question = llm_choice.question(claimed_targets.believed(together), self.state.active, allow)
-        if question is not None:
-            self._remember({"asked": True})
+        believed = claimed_targets.believed(self._with_engines(together))
+        question = llm_choice.question(believed, self.state.active, allow)
+        self._pending.ask(now, question)
         return question
 
-    def answered(self, answer: llm_choice.Answer) -> None:
-        """The model has answered the last question, or failed to."""
-        self._remember({"policy": answer.policy} if answer.policy else {"failed": answer.trouble})
+    def answered(self, question: llm_choice.Question, answer: llm_choice.Answer) -> None:
+        """The model has answered, or failed to."""
+        self._pending.answered(question, answer)
 
-    def _remember(self, facts: proposal.Memory) -> None:
-        self.state = replace(self.state, memory={llm_choice.LlmChoice.__name__: facts})
+    def _with_engines(self, together: qos.Qos) -> qos.Qos:
+        engines, silent = self._engines
+        return replace(together, engines=engines, silent=silent)
 
-    def _is_on_trial(self, now: float) -> bool:
-        """Whether the service of the latest observation counts as the effect of the last switch."""
+    def _follow_trial(self, now: float, latest: qos.Qos) -> None:
+        """Adds the latest observation to the trial of the last switch, if its service counts as the effect of it."""
         state = self.state
         if state.kind is guards.Kind.KEEP or state.effect:
-            return False
-        began_at_s = state.since_at_s + (0.0 if state.baseline is None else state.baseline.settle_s)
-        return began_at_s <= now <= state.since_at_s + guards.trial_s(state, self.settings.guards) + guards.LATE_S
+            return
+        held = trial.Trial(seen_at_s=state.since_at_s) if state.trial is None else state.trial
+        state = replace(state, trial=trial.seen(held, now, NO_GAP_PERIODS * self.settings.observation_period_s))
+        assert state.trial is not None
+        age_s, settle_s = now - state.since_at_s, 0.0 if state.baseline is None else state.baseline.settle_s
+        if settle_s <= age_s <= guards.trial_s(state, self.settings.guards) + guards.LATE_S:
+            state = replace(state, trial=trial.with_service(state.trial, latest))
+        self.state = state
 
     def active_override(self, now: float) -> Override | None:
         """The override in force unless its time is over: the best guess while its source cannot be asked."""
@@ -254,23 +256,23 @@ def _decide(
     state: guards.SteerState,
     together: qos.Qos,
     reports: Collection[qos.Qos],
-    trial: qos.Qos,
     settings: Settings,
     override: Override | None,
+    answered: proposal.Memory,
     *,
     unfit: Mapping[str, str],
     only_emergencies: bool,
 ) -> tuple[guards.SteerState, guards.Verdict]:
     proposed = emergency.found(together, reports)
     if proposed is None and not only_emergencies:
-        proposed, state = _proposed(now, state, together, settings)
+        proposed, state = _proposed(now, state, together, settings, answered)
     state, verdict = guards.step(
         now,
         state,
         together,
         proposed,
         settings.guards,
-        trial=trial,
+        trial=qos.NOTHING if state.trial is None or state.trial.service is None else state.trial.service,
         unknown=None if not unfit else f"{min(unfit)} answers {unfit[min(unfit)]}",
         override=None if override is None else override.policy,
         allow=settings.allow,
@@ -284,21 +286,23 @@ def _decide(
 
 
 def _proposed(
-    now: float, state: guards.SteerState, together: qos.Qos, settings: Settings
+    now: float, state: guards.SteerState, together: qos.Qos, settings: Settings, answered: proposal.Memory
 ) -> tuple[proposal.Proposal | None, guards.SteerState]:
     """What the selector proposes, or that the policy from before a bypass comes back; and the state with its memory. A
-    memory that the selector cannot read is forgotten."""
+    memory that the selector cannot read is forgotten. All that the selector `llm` reads is what came of its question."""
     name = type(settings.selector).__name__
     together = claimed_targets.believed(together)
     allow = guards.allowed(now, state, settings.allow)
     try:
-        memory = copy.deepcopy(state.memory.get(name, {}))
+        is_llm = isinstance(settings.selector, llm_choice.LlmChoice)
+        memory = dict(answered) if is_llm else copy.deepcopy(state.memory.get(name, {}))
         proposed = settings.selector.propose(together, state.active, allow, memory)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         memory = {}
         proposed = settings.selector.propose(together, state.active, allow, memory)
-    if proposed is None and state.kind is guards.Kind.BYPASS and state.before in allow:
-        proposed = proposal.Proposal(policy=state.before, reason="the emergency is over")
+    if proposed is None and state.kind is guards.Kind.BYPASS and state.before is not None:
+        back = state.before if state.before in allow else policies.SAFE
+        proposed = proposal.Proposal(policy=back, reason="the emergency is over")
     return proposed, replace(state, memory={name: memory} if memory else {})
 
 

@@ -10,12 +10,16 @@ targets a second are below what was expected. A switch that makes long calls wai
 whatever its tail latency is. Under a load that rises so fast that most targets are lost anyway, a switch is a mistake if
 more targets are missed and also fewer calls finish than before, although calls wait. Where calls have no targets, TTFT p99
 and TPOT p99 decide. A pool that finishes few calls a second is on trial for longer.
+
+Clients claim targets (`claimed_targets`). Where first tokens come at once, missed targets are a mistake only if TTFT p99 or
+TPOT p99, which no client can claim, are worse too. So no tenant takes a switch back by its claims, or by sending less.
 """
 
 import math
 from dataclasses import dataclass
 
 from tidegate_policy.qos import Qos
+from tidegate_policy.steer import claimed_targets
 
 FLOOR_TTFT_S, FLOOR_TPOT_S, FLOOR_MISS_RATIO = 0.05, 0.1, 0.02
 """A lower baseline counts as this value: smaller differences are noise, text that comes faster than 0.1 s a token is faster
@@ -85,7 +89,18 @@ def found(before: Baseline, trial: Qos, age_s: float, *, rho: float, enough: int
     if before.target_rate:
         if before.finish_rate * trial.window_s < _enough(before, enough):
             return None
-        return _fewer_finished(before, trial, rho) or _fewer_met(before, trial, waits_s, rho)
+        if fewer := _fewer_finished(before, trial, rho):
+            return fewer
+        if trial.ttft.quantile_s(0.9) < claimed_targets.LONG_WAIT_S and not _slower(
+            before, trial, waits_s, rho, enough
+        ):
+            return None
+        return _fewer_met(before, trial, waits_s, rho)
+    return _slower(before, trial, waits_s, rho, enough)
+
+
+def _slower(before: Baseline, trial: Qos, waits_s: float, rho: float, enough: int) -> str | None:
+    """Whether first tokens, or later ones, come later than expected."""
     if trial.ttft.count >= enough:
         ttft_s, limit_s = trial.ttft.quantile_s(0.99), rho * (max(before.ttft_p99_s, FLOOR_TTFT_S) + waits_s)
         if ttft_s > limit_s:
@@ -111,9 +126,10 @@ def _further_wait_s(before: Baseline, trial: Qos, age_s: float) -> float:
 
 
 def _fewer_finished(before: Baseline, trial: Qos, rho: float) -> str | None:
-    """Whether fewer calls finish although calls wait. Longer calls may finish more slowly."""
+    """Whether fewer calls finish although calls wait. Longer calls may finish more slowly, and no more finish than there
+    are."""
     longer = max(trial.service.mean_s / before.work_s, 1.0) if before.work_s else 1.0
-    expected = before.finish_rate * trial.window_s / (rho * longer)
+    expected = min(before.finish_rate * trial.window_s, trial.arrived + trial.waiting) / (rho * longer)
     if not trial.waiting or trial.finished >= expected - NOISE * math.sqrt(expected):
         return None
     limit = _tolerated(before, rho)

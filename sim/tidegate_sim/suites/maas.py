@@ -38,7 +38,9 @@ FIRST_SEED, SEEDS = 1401, 10
 DEVELOPMENT_SEEDS = range(1, 21)
 """The seeds by which rules, thresholds and weights were chosen."""
 FIXED = ("fcfs", "edf", "urgency", "sjf", "two-lane", "wfq")
-"""The policies among which the selectors choose, each fixed."""
+"""The fixed policies of the table and of the oracle."""
+ALLOW = ("two-lane", "edf", "sjf", "urgency", "fcfs")
+"""The policies among which the selectors choose: those that a ServingPool allows by default."""
 STOCK = {"vLLM, FCFS": "fcfs", "vLLM, priority": "priority"}
 INTERVAL_S = 30.0
 """The time between two decisions, as a ServingPool has it by default."""
@@ -66,7 +68,7 @@ PAPER = (
 
 def steered(selector: proposal.Selector) -> steering_loop.Settings:
     """The loop of a ServingPool with its default settings."""
-    return steering_loop.Settings(allow=FIXED, interval_s=INTERVAL_S, guards=guards.GuardSettings(), selector=selector)
+    return steering_loop.Settings(allow=ALLOW, interval_s=INTERVAL_S, guards=guards.GuardSettings(), selector=selector)
 
 
 def _row(policy: str, **more: object) -> cell.Row:
@@ -131,7 +133,7 @@ class Maas(azure_suite.AzureSuite):
             **{name: _stock(policy) for name, policy in STOCK.items()},
             **{policy: _row(policy) for policy in FIXED},
             **{
-                f"selector {name}": _row(guards.start_policy(FIXED), steering=steered(create()))
+                f"selector {name}": _row(guards.start_policy(ALLOW), steering=steered(create()))
                 for name, create in selectors.SELECTORS.items()
                 if name != "fixed" and (name != "llm" or asked_model.is_there())
             },
