@@ -86,6 +86,17 @@ def test_the_arranger_counts_the_output_that_a_preempted_call_has_left() -> None
     assert shaped("arranger", engine).max_starts == 0
 
 
+@pytest.mark.parametrize(("delivered", "starts"), [(700, 2), (900, 1)])
+def test_the_calls_that_start_together_fit_with_the_output_that_they_compute_again(delivered: int, starts: int) -> None:
+    world = World()
+    world.runs("r0", output=500, done=1, group="g")
+    world.runs("p0", output=950, done=delivered, group="g")
+    queue = world.core.queues[0]
+    queue.push_preempted(world.core.on_preemption(1.0, CallId("p0"), output_tokens=delivered))
+    world.waits("p1", output=950, group="g")
+    assert shaped("arranger", world.engine()).max_starts == starts
+
+
 # stage awareness
 
 

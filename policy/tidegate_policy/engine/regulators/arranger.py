@@ -120,7 +120,7 @@ def _candidate(engine: EngineSnapshot, waiting: Iterable[QueuedRequest]) -> list
     taken: list[QueuedRequest] = []
     tokens = 0
     for item in waiting:
-        tokens += item.call.prompt_tokens
+        tokens += engine.most_uncached_tokens(item)
         if taken and (group_of(item.call) != group_of(taken[0].call) or tokens > engine.limits.max_step_tokens):
             break
         taken.append(item)
