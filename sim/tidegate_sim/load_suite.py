@@ -204,10 +204,13 @@ class LoadSuite(suite.Suite):
             parts.append(self._sustained_table(report))
         parts.append("\n".join(f"Paper, {name}: {figure}" for name, figure in report["paper"].items()))
         seeds = len(report["settings"]["seeds"])
-        parts.append(
+        intervals = (
             f"Brackets hold 95% intervals (Student's t) over {seeds} seeds; with few seeds they may pass what is possible."
-            " `times better` is the geometric mean of the ratio to a baseline, seed by seed."
+            if seeds >= paired_difference.FEWEST
+            else f"An interval needs {paired_difference.FEWEST} seeds."
         )
+        better = "`times better` is the geometric mean of the ratio to a baseline, seed by seed."
+        parts.append(f"{intervals} {better}")
         parts.append("\n".join((*report["notes"], *report["profiles"])))
         parts.append(report["scheduler"]["sentence"])
         return "\n\n".join(part for part in parts if part)

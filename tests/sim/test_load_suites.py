@@ -131,9 +131,31 @@ def test_a_sustained_rate_is_below_the_capacity_and_falls_with_the_share_of_targ
 
 
 def test_an_interval_holds_the_mean_and_narrows_with_more_seeds():
-    few, many = paired_difference.interval([1.0, 3.0]), paired_difference.interval([1.0, 3.0] * 8)
+    few, many = paired_difference.interval([1.0, 3.0] * 2), paired_difference.interval([1.0, 3.0] * 8)
     assert few["low"] < many["low"] < 2.0 == many["mean"] < many["high"] < few["high"]
-    assert paired_difference.interval([4.0]) == {"mean": 4.0, "low": 4.0, "high": 4.0}
+
+
+def test_an_interval_of_three_seeds_takes_students_quantile_of_two_degrees():
+    found = paired_difference.interval([1.0, 2.0, 3.0])
+    assert found["high"] - found["mean"] == pytest.approx(4.303 / 3**0.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"), [([4.0], "4.0 [no interval: 1 seed]"), ([1.0, 3.0], "2.0 [no interval: 2 seeds]")]
+)
+def test_fewer_than_three_seeds_have_no_interval_and_the_table_says_so(values, told):
+    assert bench_report.spread(paired_difference.interval(values), 1) == told
+    better = paired_difference.times_better([1.0] * len(values), [2.0] * len(values))
+    assert (better["mean"], better["low"]) == (pytest.approx(2.0), None)
+    assert bench_report.change(better) == f"+100.0% [{told.split('[')[1]}"
+
+
+def test_the_table_of_a_suite_with_two_seeds_has_no_intervals():
+    chosen, report = ran("semantic", policy=("edf",))
+    table = chosen.table(report)
+    assert "[no interval: 2 seeds]" in table
+    assert "An interval needs 3 seeds." in table
+    assert "95% intervals" not in table
 
 
 def test_a_paired_comparison_does_not_see_the_spread_between_seeds():
