@@ -168,6 +168,12 @@ TOUCHED = (
         ),
     ),
     Touched(module="vllm.v1.request", name="StreamingUpdate"),
+    Touched(
+        module="vllm.v1.structured_output.request",
+        name="StructuredOutputRequest",
+        members=("grammar",),
+        fields=("_grammar",),
+    ),
     Touched(module="vllm.v1.kv_cache_interface", name="KVCacheConfig", fields=("num_blocks", "kv_cache_tensors")),
     Touched(module="vllm.v1.kv_cache_interface", name="KVCacheTensor", fields=("size",)),
     Touched(module="vllm.distributed.kv_transfer.kv_connector.v1", name="KVConnectorRole", members=("SCHEDULER",)),

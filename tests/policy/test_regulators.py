@@ -413,7 +413,7 @@ def test_the_decisions_are_those_of_a_look_at_every_running_call(policy: str, kv
             world.kv[queue.pop(now).call.id] = 0
         world.free = max(kv_tokens - sum(world.kv.values()), 0)
         engine = world.engine(now)
-        victims = list(engine.victims())
+        victims = [victim.call for victim in engine.victims()]
         assert [call.call.id for call in victims] == _slow_victims(engine)
         assert engine.all_victims() == victims
         assert [call.call.id for call in engine.prefills] == [c.call.id for c in engine.running if not c.decodes]
