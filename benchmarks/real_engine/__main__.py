@@ -116,6 +116,8 @@ def table(results: Mapping[str, Mapping[str, object]], options: argparse.Namespa
 
 
 def verdict(ratio: Mapping[str, float]) -> str:
+    if ratio["low"] is None:
+        return "not known"
     return "gain" if ratio["low"] > 1 else "loss" if ratio["high"] < 1 else "no difference shown"
 
 

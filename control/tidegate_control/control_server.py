@@ -6,10 +6,11 @@ because the queue is in that process.
 """
 
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -26,7 +27,15 @@ _SPARE_THREADS = 8
 
 
 class CannotListen(RuntimeError):
-    """The control address is in use or cannot be bound; the message names the address."""
+    """The control address is in use or cannot be bound; the message names the address and the cause."""
+
+
+class Serving(NamedTuple):
+    """A server that runs."""
+
+    address: str
+    """Its address, with the port that it has."""
+    stop: Callable[[], None]
 
 
 class Control(control_pb2_grpc.EngineControlServicer):
@@ -119,9 +128,11 @@ def _rejecting(problem: str) -> Callable[[bytes, grpc.ServicerContext], None]:
 
 def serve(
     engine: control_contract.ControlledEngine, *, address: str, engine_version: str, token: str | None = None
-) -> Callable[[], None]:
-    """Starts to serve on `address` and returns a function that stops the server. Calls must carry `token`, unless it is
-    None. Raises `CannotListen`."""
+) -> Serving:
+    """Starts to serve on `address`: HOST:PORT, where port 0 picks a free one, or a Unix socket (`unix:PATH`). Calls must
+    carry `token`, unless it is None. Raises `CannotListen`."""
+    if problem := _problem(address):
+        raise CannotListen(f"EngineControl cannot listen on {address!r}: {problem}")
     service = Control(engine, engine_version)
     server = grpc.server(
         futures.ThreadPoolExecutor(MAX_WATCHES + _SPARE_THREADS, thread_name_prefix="tidegate-control"),
@@ -136,18 +147,47 @@ def serve(
         health_service.set(checked, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     try:
-        server.add_insecure_port(address)
+        port = server.add_insecure_port(address)
     except RuntimeError as error:
-        raise CannotListen(
-            f"EngineControl cannot listen on {address}: the address is in use or does not belong to this host"
-        ) from error
+        raise CannotListen(f"EngineControl cannot listen on {address!r}: gRPC says: {error}") from error
     server.start()
 
     def stop() -> None:
         service.stop()
         server.stop(grace=None)
 
-    return stop
+    return Serving(address if _is_path(address) else f"{address.rpartition(':')[0]}:{port}", stop)
+
+
+def _is_path(address: str) -> bool:
+    return address.startswith("unix:")
+
+
+def _problem(address: str) -> str | None:
+    """Why no server can listen on the address, as far as a look before shows it. gRPC takes a port beyond 65,535 for
+    another port, and writes its own lines about other problems."""
+    if _is_path(address):
+        return None
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (host and port.isascii() and port.isdigit() and int(port) <= 65_535):
+        return "the address must be HOST:PORT with a port from 0 to 65535"
+    try:
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        return f"the host has no address ({error.strerror})"
+    problems = [problem for family, _, _, _, where in found if (problem := _cannot_bind(family, where))]
+    return problems[0] if len(problems) == len(found) else None
+
+
+def _cannot_bind(family: socket.AddressFamily, where: tuple[Any, ...]) -> str | None:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        return str(error.strerror)
+    return None
 
 
 def _wait(seconds: float, gone: threading.Event, stopping: threading.Event) -> bool:

@@ -6,7 +6,7 @@ no engine can have measured; the functions that read such numbers answer None fo
 
 import math
 
-from tidegate_policy import labels, qos
+from tidegate_policy import label_table, qos
 from tidegate_policy.engine.engine_status import Controls, State, WatchReport
 from tidegate_proto.v1 import control_pb2
 
@@ -53,7 +53,7 @@ def from_report(report: control_pb2.QosReport) -> WatchReport | None:
     histograms = (report.ttft, report.tpot, report.service)
     weights = [item.weight for item in report.tenants]
     if not math.isfinite(report.window_s) or not all(
-        labels.LEAST_WEIGHT <= weight <= labels.MOST_WEIGHT for weight in weights
+        label_table.LEAST_WEIGHT <= weight <= label_table.MOST_WEIGHT for weight in weights
     ):
         return None
     if any(len(each.counts) > len(qos.BOUNDS_S) + 1 for each in histograms):

@@ -10,8 +10,8 @@ import inspect
 import re
 from dataclasses import dataclass
 
-LOWEST, BELOW = (0, 31), (0, 33)
-"""The versions that run: 0.31 and 0.32. `docs/operations.md` states what was tested on each."""
+TESTED = ("0.31", "0.32")
+"""The versions of vLLM that run, the pinned one last. `docs/operations.md` states what was tested on each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +168,12 @@ TOUCHED = (
         ),
     ),
     Touched(module="vllm.v1.request", name="StreamingUpdate"),
+    Touched(
+        module="vllm.v1.structured_output.request",
+        name="StructuredOutputRequest",
+        members=("grammar",),
+        fields=("_grammar",),
+    ),
     Touched(module="vllm.v1.kv_cache_interface", name="KVCacheConfig", fields=("num_blocks", "kv_cache_tensors")),
     Touched(module="vllm.v1.kv_cache_interface", name="KVCacheTensor", fields=("size",)),
     Touched(module="vllm.distributed.kv_transfer.kv_connector.v1", name="KVConnectorRole", members=("SCHEDULER",)),
@@ -179,20 +185,19 @@ TOUCHED = (
 def problem() -> str | None:
     """The reason why Tidegate's scheduler cannot run in the installed vLLM, in one sentence; None when it can."""
     try:
-        version = version_of(importlib.import_module("vllm").__version__)
+        version = importlib.import_module("vllm").__version__
     except ImportError as error:
         return f"vLLM cannot be imported: {error}"
-    if not LOWEST <= version < BELOW:
-        span = f"{'.'.join(map(str, LOWEST))} <= version < {'.'.join(map(str, BELOW))}"
-        return f"vLLM {'.'.join(map(str, version))} is not one that Tidegate is tested with ({span})"
+    if release_of(version) not in TESTED:
+        return f"vLLM {version} is not one that Tidegate is tested with ({', '.join(TESTED)})"
     absent = missing()
     return f"this vLLM lacks {', '.join(absent)}, which Tidegate's scheduler needs" if absent else None
 
 
-def version_of(text: str) -> tuple[int, int]:
-    """Major and minor number of a version string such as `0.32.0+cpu`; (0, 0) if it has none."""
-    match = re.match(r"(\d+)\.(\d+)", text)
-    return (int(match[1]), int(match[2])) if match else (0, 0)
+def release_of(version: str) -> str:
+    """Major and minor number of a version such as `0.32.0+cpu`, or the text itself if it has none."""
+    match = re.match(r"\d+\.\d+", version)
+    return match[0] if match else version
 
 
 def missing() -> list[str]:

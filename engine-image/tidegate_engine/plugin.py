@@ -58,7 +58,7 @@ def control_address(base: str, vllm_config: Any) -> str:
 def _serve_control(built: Any, governed: control_contract.ControlledEngine, address: str) -> None:
     """Serves EngineControl until vLLM shuts the scheduler down. An engine without a control server serves its clients."""
     try:
-        stop = control_server.serve(
+        serving = control_server.serve(
             governed,
             address=address,
             engine_version=importlib.import_module("vllm").__version__,
@@ -73,11 +73,11 @@ def _serve_control(built: Any, governed: control_contract.ControlledEngine, addr
     vllms_shutdown = built.shutdown
 
     def shutdown() -> None:
-        stop()
+        serving.stop()
         vllms_shutdown()
 
     built.shutdown = shutdown
-    log.info("EngineControl listens on %s, policy %s", address, governed.state().policy)
+    log.info("EngineControl listens on %s, policy %s", serving.address, governed.state().policy)
 
 
 def cost_model(profile: str) -> cost.CostModel | None:

@@ -8,6 +8,7 @@ way, a LoRA adapter more would exceed vLLM's limit, or the engine is paused. `st
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
@@ -16,12 +17,18 @@ from vllm.v1.request import Request, RequestStatus
 from tidegate_policy.model import CallId
 from tidegate_policy.policies import QueuedRequest
 
+MOST_PENDING = 1024
+"""Calls that are remembered because their grammar is not compiled. More are forgotten together."""
+
 
 class VllmProbe:
     """The answers."""
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
+        self._pending: dict[int, tuple[QueuedRequest, Request]] = {}
+        """Calls whose grammar was not compiled at the last look, by the `id` of the item, with their requests. The next
+        look at such a call touches little memory."""
 
     def kv_tokens(self, call_id: CallId) -> int:
         return int(self._scheduler.requests[call_id].num_computed_tokens)
@@ -63,9 +70,21 @@ class VllmProbe:
         limit = scheduler.lora_config.max_loras if scheduler.lora_config else None
         loras = {_lora(request) for request in scheduler.running} if limit else set()
         loras.discard(0)
+        pending, requests = self._pending, scheduler.requests
         for item in waiting:
-            request = scheduler.requests.get(item.call.id)
-            if request is None or not self._ready(request):
+            known = pending.get(id(item))
+            if known is not None:
+                if _lacks_grammar(known[1]):
+                    continue
+                del pending[id(item)]
+            request = requests.get(item.call.id)
+            if request is None:
+                continue
+            if not self._ready(request):
+                if _lacks_grammar(request):
+                    if len(pending) >= MOST_PENDING:
+                        pending.clear()
+                    pending[id(item)] = (item, request)
                 continue
             lora = _lora(request) if limit else 0
             if lora and lora not in loras:
@@ -92,6 +111,15 @@ class VllmProbe:
             grammar = None if compiled is None else compiled.grammar
             return grammar is not None and not isinstance(grammar, Exception)
         return False
+
+
+def _lacks_grammar(request: Request) -> bool:
+    """Whether the request waits for its grammar, which is not compiled yet."""
+    if request.status is not RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+        return False
+    structured = request.structured_output_request
+    grammar = None if structured is None else structured._grammar
+    return grammar is None or (isinstance(grammar, Future) and not grammar.done())
 
 
 def _is_held(block: Any) -> bool:

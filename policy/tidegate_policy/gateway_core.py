@@ -260,7 +260,7 @@ class GatewayCore:
     def promise(self, draft: promises.Draft, grant: promises.StageGrant | None) -> Call:
         """The call with all that it is promised. The caller passes it to `on_arrival`, or to `on_cancel` when it is
         withdrawn."""
-        kind = draft.kind(grant)
+        draft, kind = promises.entitled(draft, grant, self._tenants, self._anyone), draft.kind(grant)
         length = self.lengths.predict(kind, draft.facts.max_tokens, draft.prompt_tokens)
         facts, gap, tool = draft.facts, None, tool_use.NOT_KNOWN
         if facts.conversation is not None:

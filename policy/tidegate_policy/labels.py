@@ -1,36 +1,24 @@
 """The labels that travel with a call into its engine: flat `tg.*` keys, with one table for writer and reader.
 
 The gateway writes them into `vllm_xargs`; the engine plugin and the simulators read them. Clocks do not cross processes,
-so an instant travels as a duration from "now". A missing key has a default. An unknown key is ignored. A value without
-sense, or beyond the bounds of its key, has the default of its key or is cut to the bound; the reader reports its key. A
-plain vLLM client that sends no labels is served fairly. The gateway strips labels that its clients send.
+so an instant travels as a duration from "now". `label_table` has the kind, the bounds and the default of each key. An
+unknown key is ignored. A value without sense, or beyond the bounds of its key, has the default of its key or is cut to the
+bound; the reader reports its key. A plain vLLM client that sends no labels is served fairly. The gateway strips labels
+that its clients send.
 """
 
 import math
 from collections.abc import Callable, Mapping
 
-from tidegate_policy.model import DEFAULT_URGENCY, LEAST_URGENT, MOST_URGENT, Call, CallId, WorkflowId
+from tidegate_policy import label_table
+from tidegate_policy.model import DEFAULT_URGENCY, Call, CallId, WorkflowId
 
 Label = str | int | float
 PREFIX = "tg."
 OTHER = "other"
 """The name under which unknown keys are reported."""
-MAX_TEXT = 256
-MAX_TOKENS = 10_000_000
-"""The greatest prediction of an output that is believed; the call's own `max_tokens` bounds it further."""
-MAX_GROUP = 100_000
-"""Calls of the greatest group that is believed."""
-MAX_TOOL_RETURN = 1_000_000
-"""Tokens of the greatest answer of a tool that is believed."""
-MAX_TOOL_S = 86_400.0
-LEAST_WEIGHT, MOST_WEIGHT = 1e-3, 1e3
-MOST_OVERDUE_S = 600.0
-"""A call counts as at most this late: a greater lead would put it before all calls that are really late."""
-MAX_AHEAD_S = 1e9
 _NUMERAL = 32
 """Characters of the longest text that is read as a number."""
-
-
 MOST_MS = 2.0**53
 """A longer time would not keep its value in JSON."""
 
@@ -46,7 +34,7 @@ def write(now: float, call: Call) -> dict[str, Label]:
         "tg.budget_ms": _ms(call.due_at_s, now),
         "tg.deadline_ms": _ms(call.deadline_at_s, now),
         "tg.ttft_ms": _ms(call.ttft_s),
-        "tg.tpot_ms": _ms(call.tpot_s),
+        "tg.tpot_ms": None if call.tpot_s is None else _ms(max(call.tpot_s, label_table.LEAST_TPOT_S)),
         "tg.out_pred": call.output_predicted,
         "tg.out_upper": call.output_upper or None,
         "tg.workflow": call.workflow,
@@ -81,9 +69,9 @@ def read(
     and `OTHER` for an unknown key with our prefix."""
     reader = _Reader(labels, on_bad)
     budget_s, deadline_s = reader.ahead("tg.budget_ms"), reader.ahead("tg.deadline_ms")
-    predicted = reader.number("tg.out_pred", 1, MAX_TOKENS)
-    urgency = reader.number("tg.urgency", MOST_URGENT, LEAST_URGENT)
-    weight = reader.number("tg.weight", LEAST_WEIGHT, MOST_WEIGHT)
+    predicted = reader.number("tg.out_pred")
+    urgency = reader.number("tg.urgency")
+    weight = reader.number("tg.weight")
     workflow = reader.text("tg.workflow")
     expected = int(predicted) if predicted is not None else output_prior
     call = Call(
@@ -91,27 +79,27 @@ def read(
         arrived_at_s=now,
         prompt_tokens=prompt_tokens,
         output_predicted=max_tokens if expected is None else max(min(expected, max_tokens), 1),
-        output_upper=int(reader.number("tg.out_upper", 1, MAX_TOKENS) or 0),
+        output_upper=int(reader.number("tg.out_upper") or 0),
         tenant=reader.text("tg.tenant") or "",
         slo_class=reader.text("tg.class") or "",
         weight=1.0 if weight is None else weight,
-        yields=reader.number("tg.yields", 0, 1) == 1,
+        yields=reader.number("tg.yields") == 1,
         urgency=DEFAULT_URGENCY if urgency is None else int(urgency),
         client_priority=client_priority if urgency is None else 0.0,
         client_arrived_s=client_arrived_s,
-        ttft_s=reader.seconds("tg.ttft_ms", MAX_AHEAD_S, least_s=-MAX_AHEAD_S),
-        tpot_s=reader.seconds("tg.tpot_ms", MAX_AHEAD_S, least_s=-MAX_AHEAD_S),
+        ttft_s=reader.seconds("tg.ttft_ms"),
+        tpot_s=reader.seconds("tg.tpot_ms"),
         due_at_s=None if budget_s is None else now + budget_s,
         deadline_at_s=None if deadline_s is None else now + deadline_s,
-        left_s=reader.seconds("tg.left_ms", MAX_AHEAD_S) or 0.0,
+        left_s=reader.seconds("tg.left_ms") or 0.0,
         workflow=WorkflowId(workflow) if workflow else None,
         stage=reader.text("tg.stage"),
         session=reader.text("tg.session"),
         group=reader.text("tg.relquery"),
-        group_size=int(reader.number("tg.relquery_size", 1, MAX_GROUP) or 0),
+        group_size=int(reader.number("tg.relquery_size") or 0),
         tool=reader.text("tg.tool"),
-        tool_s=reader.seconds("tg.tool_ms", MAX_TOOL_S),
-        tool_return_tokens=int(reader.number("tg.tool_return", 1, MAX_TOOL_RETURN) or 0),
+        tool_s=reader.seconds("tg.tool_ms"),
+        tool_return_tokens=int(reader.number("tg.tool_return") or 0),
     )
     reader.report_unknown()
     return call
@@ -130,41 +118,41 @@ class _Reader:
             for _ in self._left:
                 self._on_bad(OTHER)
 
-    def number(self, key: str, low: float, high: float) -> float | None:
-        """The value; None if the key is absent, or its value is no number between `low` and `high`."""
+    def number(self, key: str) -> float | None:
+        """The value; None if the key is absent, or its value is no number within the bounds of the key."""
         value = self._take(key)
         if value is None:
             return None
-        number = _number(value)
-        if number is None or not low <= number <= high:
+        number, label = _number(value), label_table.BY_KEY[key]
+        if number is None or not label.low <= number <= label.high:
             self._bad(key)
             return None
         return number
 
-    def seconds(self, key: str, most_s: float, *, least_s: float = 0.0) -> float | None:
+    def seconds(self, key: str) -> float | None:
         """A duration that travels in milliseconds."""
-        value = self.number(key, least_s * 1000, most_s * 1000)
+        value = self.number(key)
         return None if value is None else value / 1000
 
     def ahead(self, key: str) -> float | None:
-        """Seconds from now to an instant. One that is too long ago is cut to `MOST_OVERDUE_S`."""
-        value = self.seconds(key, MAX_AHEAD_S, least_s=-MAX_AHEAD_S)
-        if value is not None and value < -MOST_OVERDUE_S:
+        """Seconds from now to an instant, which is at most `MOST_OVERDUE_S` ago."""
+        value = self.seconds(key)
+        if value is not None and value < -label_table.MOST_OVERDUE_S:
             self._bad(key)
-            return -MOST_OVERDUE_S
+            return -label_table.MOST_OVERDUE_S
         return value
 
     def text(self, key: str) -> str | None:
-        """The text, cut to `MAX_TEXT` characters; None if the key is absent or its value is no text."""
+        """The text, cut to `label_table.MAX_TEXT` characters; None if the key is absent or its value is no text."""
         value = self._take(key)
         if value is None or value == "":
             return None
         if not isinstance(value, str):
             self._bad(key)
             return None
-        if len(value) > MAX_TEXT:
+        if len(value) > label_table.MAX_TEXT:
             self._bad(key)
-        return value[:MAX_TEXT]
+        return value[: label_table.MAX_TEXT]
 
     def _take(self, key: str) -> object:
         if self._left is None:

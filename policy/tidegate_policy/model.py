@@ -71,7 +71,7 @@ class Call:
     deadline_at_s: float | None = None
     """The instant after which the answer is worthless to the client: the call's own deadline or its workflow's."""
     left_s: float = 0.0
-    """Seconds of work expected in the workflow after this call. It travels to engines; no policy reads it yet."""
+    """Seconds of work expected in the workflow after this call. It travels to engines, where `llf` reads it."""
     workflow: WorkflowId | None = None
     stage: str | None = None
     session: str | None = None

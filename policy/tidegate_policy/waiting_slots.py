@@ -91,8 +91,15 @@ class _Lane:
         self.cursor = 0
 
     def in_order(self) -> Iterator[Entry]:
-        """The live entries in order, found by walking down the heap: k entries cost O(k log k)."""
-        for slot in self._merged(heap_order.ascending(self.heap)):
+        """The live entries in order, found by walking down the heap: k entries cost O(k log k). Those of `front` before the
+        heap cost O(1) each."""
+        heap, front = self.heap, self.front
+        first = bisect.bisect_left(front, heap[0]) if heap and front else len(front)
+        for slot in itertools.islice(front, first):
+            if slot[3].alive:
+                yield slot[3]
+        slots = heap_order.ascending(heap)
+        for slot in slots if first == len(front) else heapq.merge(front[first:], slots):
             if slot[3].alive:
                 yield slot[3]
 

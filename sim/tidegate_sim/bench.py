@@ -19,7 +19,7 @@ from tidegate_sim import bench_report, engine_models, pools, suites, trace_forma
 if TYPE_CHECKING:
     from tidegate_sim import suite
 
-TRACE_OPTIONS = ("pool", "policy", "dispatch", "learn")
+TRACE_OPTIONS = ("pool", "dispatch", "learn")
 """The options that only `--trace` takes."""
 SUITE_OPTIONS = ("jobs", "workflows", "checked_share", "seeds", "rates", "traces", "parts", "trace_file")
 """The options that only a suite takes."""
@@ -81,7 +81,7 @@ def _run(options: argparse.Namespace, tell: "suite.Tell") -> tuple[bench_report.
         chosen = suites.load(options.suite)
         if options.trace_file is not None:
             options.trace_file.stat()  # raises OSError before any work
-        names = (*SUITE_OPTIONS, "scheduler")
+        names = (*SUITE_OPTIONS, "scheduler", "policy")
         given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
         _check(options, chosen)
         report = chosen.run(suite.Options(**given), tell)
@@ -96,11 +96,14 @@ def _run(options: argparse.Namespace, tell: "suite.Tell") -> tuple[bench_report.
 
 
 def _check(options: argparse.Namespace, chosen: "suite.Suite") -> None:
-    """Raises `UnknownName` for a trace or part that the suite does not have."""
+    """Raises `UnknownName` for a trace or part that the suite does not have, and for policies in a suite without rows of
+    single policies."""
     for name, known in (("traces", chosen.traces), ("parts", chosen.parts)):
         for given in getattr(options, name) or ():
             if given not in known:
                 raise UnknownName(f"the suite {chosen.name} has no {given!r} among its {name}: {', '.join(known)}")
+    if options.policy and chosen.row_of(options.policy[0]) is None:
+        raise UnknownName(f"the suite {chosen.name} takes no --policy; relquery, semantic, augmented and streaming do")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -139,7 +142,11 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--pool", metavar="NAME", help="with --trace: a pool, or profiles a,b,... (hetero-1)")
     made.add_argument(
-        "--policy", metavar="NAMES", type=_policies, help=f"with --trace: policies (fcfs,{policies.DEFAULT})"
+        "--policy",
+        metavar="NAMES",
+        type=_policies,
+        help=f"with --trace: policies (fcfs,{policies.DEFAULT}); with relquery, semantic, augmented or streaming: these "
+        "policies beside the baselines of the suite",
     )
     made.add_argument("--dispatch", choices=sorted(rules.RULES), help="with --trace: a dispatch rule (least-delay)")
     made.add_argument("--learn", type=Path, metavar="FILE", help="with --trace: another trace, to learn lengths from")

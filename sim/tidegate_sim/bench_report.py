@@ -6,7 +6,7 @@ depends on wall time or on the order in which runs happened to end.
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -72,9 +72,28 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def spread(value: Report, digits: int = 0) -> str:
-    """`mean [low, high]`."""
-    mean, low, high = (f"{value[name]:.{digits}f}" for name in ("mean", "low", "high"))
-    return f"{mean} [{low}, {high}]"
+    """`mean [low, high]`, or the mean and why it has no interval."""
+    return _spread(value, lambda number: f"{number:.{digits}f}")
+
+
+def change(ratio: Report) -> str:
+    """By how many percent a ratio with an interval is above 1, as `spread`."""
+    return _spread(ratio, lambda number: f"{number - 1:+.1%}")
+
+
+def share(value: Report) -> str:
+    """A share with a sign, in percent, as `spread`."""
+    return _spread(value, lambda number: f"{number:+.1%}")
+
+
+def _spread(value: Report, told: Callable[[float], str]) -> str:
+    if value["low"] is None:
+        return f"{told(value['mean'])} [{no_interval(value['seeds'])}]"
+    return f"{told(value['mean'])} [{told(value['low'])}, {told(value['high'])}]"
+
+
+def no_interval(seeds: int) -> str:
+    return f"no interval: {seeds} seed{'' if seeds == 1 else 's'}"
 
 
 def _rounded(value: Any) -> Any:

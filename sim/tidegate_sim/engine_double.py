@@ -10,9 +10,8 @@ import functools
 import math
 import os
 import signal
-import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from aiohttp import web
 
@@ -46,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--control",
         metavar="HOST:PORT",
-        help=f"EngineControl's address (default: {CONTROL}, or a free port if that is taken)",
+        help=f"EngineControl's address; port 0 picks a free one (default: {CONTROL}, or a free port if that is taken)",
     )
     made.add_argument(
         "--policy", default=policies.DEFAULT, choices=sorted(policies.POLICIES), help="the scheduling policy at start"
@@ -118,36 +117,31 @@ async def _serve(options: argparse.Namespace, model: cost.CostModel) -> None:
     try:
         everywhere = options.host == "::"  # of IPv4 too, as for vLLM
         await web.TCPSite(runner, None if everywhere else options.host, options.port, backlog=BACKLOG).start()
-        control, stop_control = _control(loop_governor.LoopGovernor(engine, profile, loop), options.control)
+        control = _control(loop_governor.LoopGovernor(engine, profile, loop), options.control)
         host, port = runner.addresses[0][:2]
-        sys.stderr.write(f"simulated engine {profile}: http://{host}:{port}, EngineControl at {control}\n")
+        sys.stderr.write(f"simulated engine {profile}: http://{host}:{port}, EngineControl at {control.address}\n")
         async with asyncio.TaskGroup() as tasks:
             stepping = tasks.create_task(engine.run())
             await stopped.wait()
             await runner.cleanup()  # accepts no more calls, and waits for the calls that the engine still runs
             stepping.cancel()
-        await loop.run_in_executor(None, stop_control)
+        await loop.run_in_executor(None, control.stop)
     finally:
         with contextlib.suppress(asyncio.CancelledError):
             await runner.cleanup()
 
 
-def _control(governor: loop_governor.LoopGovernor, given: str | None) -> tuple[str, Callable[[], None]]:
-    """Serves EngineControl: its address, and the function that stops it. Raises `control_server.CannotListen` and
-    `pool_token.BadToken`."""
+def _control(governor: loop_governor.LoopGovernor, given: str | None) -> control_server.Serving:
+    """Serves EngineControl. Raises `control_server.CannotListen` and `pool_token.BadToken`."""
     serve = functools.partial(
         control_server.serve,
         governor,
         engine_version=openai_double.VERSION,
         token=pool_token.from_environment(os.environ),
     )
-    address = given or CONTROL
     try:
-        return address, serve(address=address)
+        return serve(address=CONTROL if given is None else given)
     except control_server.CannotListen:
         if given is not None:
             raise
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    return address, serve(address=address)
+    return serve(address="127.0.0.1:0")

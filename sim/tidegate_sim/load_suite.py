@@ -22,7 +22,9 @@ from tidegate_sim.trace_format import BadTrace, TraceCall
 
 HALVINGS = 6
 """Steps of the bisection; the last interval is 1/64 of the first."""
-PARTS = ("sweep", "capacity", "sustained", "sensitivity")
+PARTS = ("sweep", "capacity", "sustained")
+SENSITIVITY = "sensitivity"
+"""The part of the suites that have rows for it."""
 CLAIRVOYANT = " (true lengths)"
 """The suffix of the rows that know every length."""
 
@@ -55,7 +57,7 @@ def clairvoyant(rows: Mapping[str, cell.Row]) -> dict[str, cell.Row]:
 class LoadSuite(suite.Suite):
     """A suite of workloads, each under several loads. Its cells have the trace `WORKLOAD/SEED`."""
 
-    parts = PARTS
+    parts: Sequence[str] = PARTS
     count: ClassVar[int]
     """Units (calls, groups, sessions or workflows) of a trace."""
     shares_of_capacity: ClassVar[Sequence[float]] = (0.5, 0.7, 0.9)
@@ -95,7 +97,7 @@ class LoadSuite(suite.Suite):
 
     @property
     def sensitivity(self) -> Mapping[str, cell.Row]:
-        """The rows of the part `sensitivity`. `rows` has them too."""
+        """The rows of the part `SENSITIVITY`. `rows` has them too."""
         return {}
 
     @property
@@ -146,8 +148,8 @@ class LoadSuite(suite.Suite):
         """The parts that `options` asks for, on its workloads."""
         checks = suite.Checks(scheduler=options.scheduler)
         chosen = {name: self.workloads[name] for name in self.chosen_traces(options)}
-        parts = options.parts or self.parts
-        rows = self._main_rows
+        parts = options.parts or (PARTS if options.policy else self.parts)
+        rows = self._chosen_rows(options)
         sweep: list[Report] = []
         if "sweep" in parts:
             loads = {name: options.rates or found.rates for name, found in chosen.items()}
@@ -156,7 +158,7 @@ class LoadSuite(suite.Suite):
         below: list[Report] = []
         if "capacity" in parts or "sustained" in parts:
             overloads = {name: [found.overload] for name, found in chosen.items() if found.overload}
-            measured = self.capacity_rows or self.sustained_rows or rows
+            measured = self.capacity_rows or self.sustained_rows or self._main_rows
             candidates = [name for name in measured if not name.endswith(CLAIRVOYANT)]
             for over in self._cells(options, overloads, candidates, checks, tell):
                 capacity[over["workload"]] = max(item["throughput"]["mean"] for item in over["rows"].values())
@@ -167,17 +169,21 @@ class LoadSuite(suite.Suite):
             below = self._cells(options, loads, rows, checks, tell)
         sustained = self._sustained(options, capacity, checks, tell) if "sustained" in parts else {}
         sensitivity: list[Report] = []
-        if "sensitivity" in parts and self.sensitivity:
+        if SENSITIVITY in parts:
             name, first = next(iter(chosen.items()))
             loads = {name: [max(options.rates or first.rates)]}
             sensitivity = self._cells(options, loads, list(self.sensitivity), checks, tell)
+        if not checks.cells:
+            raise BadTrace(
+                f"{', '.join(chosen)}: no loads in {', '.join(parts)}; name some with --rates, or other --parts"
+            )
         return {
             "suite": self.name,
             "scheduler": checks.report(),
             "settings": {
                 "count": {name: options.workflows or found.count or self.count for name, found in chosen.items()},
                 "seeds": list(self.chosen_seeds(options)),
-                "rows": {name: asdict(found) for name, found in self.rows.items()},
+                "rows": {name: asdict(self.row(name)) for name in (*self.rows, *rows)},
             },
             "notes": [*self.notes, *(self.published_notes if options.trace_file else ())],
             "profiles": pools.accuracy(found.pool for found in chosen.values()),
@@ -198,10 +204,13 @@ class LoadSuite(suite.Suite):
             parts.append(self._sustained_table(report))
         parts.append("\n".join(f"Paper, {name}: {figure}" for name, figure in report["paper"].items()))
         seeds = len(report["settings"]["seeds"])
-        parts.append(
+        intervals = (
             f"Brackets hold 95% intervals (Student's t) over {seeds} seeds; with few seeds they may pass what is possible."
-            " `times better` is the geometric mean of the ratio to a baseline, seed by seed."
+            if seeds >= paired_difference.FEWEST
+            else f"An interval needs {paired_difference.FEWEST} seeds."
         )
+        better = "`times better` is the geometric mean of the ratio to a baseline, seed by seed."
+        parts.append(f"{intervals} {better}")
         parts.append("\n".join((*report["notes"], *report["profiles"])))
         parts.append(report["scheduler"]["sentence"])
         return "\n\n".join(part for part in parts if part)
@@ -213,6 +222,10 @@ class LoadSuite(suite.Suite):
     @property
     def _main_rows(self) -> list[str]:
         return [name for name in self.rows if name not in self.sensitivity]
+
+    def _chosen_rows(self, options: suite.Options) -> list[str]:
+        """The rows of all parts but `SENSITIVITY`. The row of a policy has the policy's name."""
+        return [*dict.fromkeys((*self.baselines, *options.policy))] if options.policy else self._main_rows
 
     def _keys(
         self, options: suite.Options, workload: str, rate: float, rows: Sequence[str]
@@ -293,7 +306,8 @@ class LoadSuite(suite.Suite):
                         name: fmean(results[key][figure] for key in of_row) >= share for name, of_row in keys.items()
                     }
 
-                bounds = dict.fromkeys(self.sustained_rows or self._main_rows, (0.0, 1.2 * most))
+                rows = self._chosen_rows(options) if options.policy else self.sustained_rows or self._main_rows
+                bounds = dict.fromkeys(rows, (0.0, 1.2 * most))
                 found[workload][target] = sustained_rate.search(bounds, HALVINGS, met)
         return found
 

@@ -15,10 +15,11 @@ import orjson
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
+from tidegate_engine import compat
 from tidegate_policy.model import Call
 from tidegate_sim import embeddings_double, realtime, responses_double, sim_request
 
-VERSION = "0.32.0+tidegate.sim"
+VERSION = f"{compat.TESTED[-1]}.0+tidegate.sim"
 _FILLER = (
     "the engine is simulated so these words carry no meaning only timing each one took as long as the cost profile says"
 )

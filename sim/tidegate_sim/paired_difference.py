@@ -28,13 +28,16 @@ _T_95 = (
     (60, 2.000),
 )
 """(degrees of freedom, two-sided 95% quantile). Degrees between two entries take the entry below, which is wider."""
+FEWEST = 3
+"""Seeds of an interval. With two of them it is six times as wide as their distance, so it would say nothing."""
 
 
 def interval(values: Sequence[float]) -> Report:
-    """The mean over the seeds and its 95% interval. With one seed the interval is the value."""
+    """The mean over the seeds and its 95% interval. With fewer than `FEWEST` seeds both ends are None, and `seeds` is their
+    number."""
     mean = fmean(values)
-    if len(values) < 2:
-        return {"mean": mean, "low": mean, "high": mean}
+    if len(values) < FEWEST:
+        return {"mean": mean, "low": None, "high": None, "seeds": len(values)}
     half = _quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return {"mean": mean, "low": mean - half, "high": mean + half}
 
@@ -44,7 +47,7 @@ def times_better(ours: Sequence[float], theirs: Sequence[float]) -> Report:
 
     Values must be positive and in the same order of seeds."""
     found = interval([math.log(other / own) for own, other in zip(ours, theirs, strict=True)])
-    return {key: math.exp(value) for key, value in found.items()}
+    return found | {key: math.exp(found[key]) for key in ("mean", "low", "high") if found[key] is not None}
 
 
 def difference(ours: Sequence[float], theirs: Sequence[float]) -> Report:

@@ -41,6 +41,8 @@ class Options:
     """Seeds of each cell; None = the suite's own number."""
     parts: Sequence[str] | None = None
     """Parts of the run, in suites that have parts; None = all, or those that the suite runs unless others are named."""
+    policy: Sequence[str] | None = None
+    """Policies that run beside the baselines of the suite, in place of its other rows; None = the suite's own rows."""
     trace_file: Path | None = None
     """A published trace, in suites that replay one."""
     scheduler: engine_models.Model = "fast"
@@ -156,6 +158,17 @@ class Suite(ABC):
         """The names of the traces that are asked for. Raises `BadTrace` for one that cannot be read."""
         return options.traces or self.traces
 
+    def row_of(self, policy: str) -> cell.Row | None:
+        """The row of a policy that `--policy` names; None = the suite has no such rows."""
+        return None
+
+    def row(self, name: str) -> cell.Row:
+        """The row of a name in `rows`, or of a policy. Raises `KeyError`."""
+        found = self.rows.get(name) or self.row_of(name)
+        if found is None:
+            raise KeyError(name)
+        return found
+
     def seed(self, key: CellKey) -> int:
         """The seed of the gateway's random source."""
         return 0
@@ -235,7 +248,7 @@ def _checked(keys: Sequence[CellKey], share: float) -> list[CellKey]:
 def run_cell(key: CellKey) -> Report:
     """The figures of one cell, in any process: everything follows from the key."""
     suite = suites.load(key.suite)
-    row = replace(suite.rows[key.row], model=key.scheduler)
+    row = replace(suite.row(key.row), model=key.scheduler)
     with without_warnings():
         return suite.run_row(key, row, _learned_from(key.suite, key.trace_file))
 

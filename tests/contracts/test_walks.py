@@ -139,7 +139,7 @@ async def test_a_policy_switch_takes_walk_2_from_the_driver_to_the_queue() -> No
     async with simulated_engine() as (engine, _):
         with recorded(steps) as seen:
             governor = loop_governor.LoopGovernor(engine, "test", loop)
-            stop = control_server.serve(governor, address=address, engine_version="test")
+            stop = control_server.serve(governor, address=address, engine_version="test").stop
             try:
                 await driver.retarget([address])
                 await until(lambda: driver.engines.reported() == {address})

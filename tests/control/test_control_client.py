@@ -48,7 +48,7 @@ async def test_an_engine_with_vllms_own_scheduler_reports_its_state_and_rejects_
     address = "unix:@tidegate-control-client-test"
     stop = control_server.serve(
         control_contract.Fallback("no hook", policy="priority"), address=address, engine_version="1"
-    )
+    ).stop
     client = control_client.EngineClient(address)
     try:
         state = await client.get_state(timeout_s=5.0)
@@ -125,7 +125,7 @@ class SmallEngine:
 
 async def test_an_engine_lists_as_many_waiting_calls_as_its_caller_wants_and_1000_at_most() -> None:
     address = "unix:@tidegate-waiting-ids-test"
-    stop = control_server.serve(SmallEngine(), address=address, engine_version="1")
+    stop = control_server.serve(SmallEngine(), address=address, engine_version="1").stop
     client = control_client.EngineClient(address)
     try:
         state = await client.get_state(timeout_s=5.0)
@@ -143,7 +143,7 @@ async def test_an_engine_lists_as_many_waiting_calls_as_its_caller_wants_and_100
 
 async def test_connections_put_a_policy_with_parameters_in_force_once_and_repair_a_difference() -> None:
     engine, address = SmallEngine(), "unix:@tidegate-connections-test"
-    stop = control_server.serve(engine, address=address, engine_version="1")
+    stop = control_server.serve(engine, address=address, engine_version="1").stop
     connections = control_connections.EngineConnections(report_period_s=0.1)
 
     async def put() -> dict[str, str]:
@@ -172,7 +172,7 @@ async def test_connections_put_a_policy_with_parameters_in_force_once_and_repair
 
 async def test_a_bypass_reaches_the_engine_and_ends_with_the_next_policy() -> None:
     engine, address = SmallEngine(), "unix:@tidegate-bypass-test"
-    stop = control_server.serve(engine, address=address, engine_version="1")
+    stop = control_server.serve(engine, address=address, engine_version="1").stop
     client = control_client.EngineClient(address)
     try:
         await client.set_policy("fcfs", "an emergency", bypass=True)

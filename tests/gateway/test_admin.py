@@ -178,7 +178,7 @@ async def test_an_engine_that_rejects_the_token_serves_calls_and_is_named_once_i
     address = "unix:@tidegate-gateway-token-test"
     stop = control_server.serve(
         control_contract.Fallback("no hook", policy="priority"), address=address, engine_version="1", token=TOKEN
-    )
+    ).stop
     try:
         async with (
             fake_engine.engine() as engine,

@@ -40,7 +40,7 @@ async def engine() -> AsyncIterator[tuple[str, str]]:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     loop, control = asyncio.get_running_loop(), f"127.0.0.1:{processes.free_port()}"
     governor = loop_governor.LoopGovernor(core, "test", loop)
-    stop = control_server.serve(governor, address=control, engine_version=openai_double.VERSION)
+    stop = control_server.serve(governor, address=control, engine_version=openai_double.VERSION).stop
     stepping = asyncio.create_task(core.run())
     try:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}", control

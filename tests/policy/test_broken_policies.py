@@ -1,7 +1,10 @@
 """The rules of `test_policy_conformance` and the bounds of `test_starvation` can fail: each finds a policy or a queue that
 breaks it on purpose. `test_fair_policies` has the broken policies of the shares between tenants."""
 
-import random
+import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -101,17 +104,17 @@ class Incomparable(policies.StaticPolicy):
 
 
 class Chance(policies.StaticPolicy):
-    """The order does not follow from the seed."""
+    """The order does not follow from the seed: every second object has the reverse order."""
 
     name = "chance"
-    chance = random.Random(1)
+    made = itertools.count()
 
     def __init__(self) -> None:
         super().__init__()
-        self.drawn: dict[CallId, float] = {}
+        self.sign = -1.0 if next(self.made) % 2 else 1.0
 
     def key(self, item: policies.QueuedRequest) -> policies.Key:
-        return (self.drawn.setdefault(item.call.id, self.chance.random()),)
+        return (self.sign * item.call.prompt_tokens,)
 
 
 class Deaf(policies.StaticPolicy):
@@ -228,9 +231,9 @@ def test_a_policy_that_answers_for_many_calls_otherwise_than_for_each_is_found()
 )
 def test_a_broken_policy_breaks_a_rule_of_every_instant(broken, check) -> None:
     @FIND
-    @given(conformance.HISTORIES)
+    @given(conformance.histories())
     def holds(history) -> None:
-        conformance.play(broken(), [event for event in history if event[0] != "switch"], check)
+        conformance.play(broken(), history, check)
 
     with pytest.raises(AssertionError):
         holds()
@@ -251,12 +254,49 @@ def test_a_policy_whose_order_changes_without_a_word_is_found_while_a_crowd_wait
 )
 def test_a_broken_policy_breaks_a_rule_of_whole_histories(broken, check) -> None:
     @FIND
-    @given(conformance.HISTORIES)
+    @given(conformance.histories())
     def holds(history) -> None:
-        check(broken, [event for event in history if event[0] != "switch"])
+        check(broken, history)
 
     with pytest.raises(AssertionError):
         holds()
+
+
+REGISTERED = """
+from tidegate_policy import policies
+
+class Raising(policies.StaticPolicy):
+    name = "raising"
+
+    def key(self, item):
+        if item.call.urgency == 3:
+            raise KeyError("level")
+        return (item.call.arrived_at_s,)
+
+policies.POLICIES["raising"] = Raising
+"""
+"""A broken policy in the registry."""
+
+
+def test_a_broken_policy_in_the_registry_fails_its_own_tests_with_a_sentence_and_no_others(tmp_path) -> None:
+    (tmp_path / "registers_a_policy.py").write_text(REGISTERED)
+    tests = [conformance.__file__, "-p", "registers_a_policy", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    outcomes = {}
+    for name in ("fcfs", "raising"):
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", *tests, "-k", f"under_any_history and lost and {name}"],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+        )
+        outcomes[name] = done.stdout
+    assert "1 passed" in outcomes["fcfs"]
+    assert (
+        "The policy 'raising' raises KeyError('level') in a test of the rule 'No call is lost or" in outcomes["raising"]
+    )
+    assert "The history is [(" in outcomes["raising"]
+    assert f"{conformance.PAGE} describes the rule under '{conformance.SECTION}'." in outcomes["raising"]
 
 
 def test_a_policy_that_remembers_each_call_grows() -> None:

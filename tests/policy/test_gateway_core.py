@@ -114,6 +114,17 @@ def test_a_declared_stage_gets_a_share_of_its_workflows_time_and_an_undeclared_o
     assert (grant.due_at_s, grant.rest_s) == (pytest.approx(25.0), pytest.approx(3 * own_s))
 
 
+def test_a_call_that_names_no_tenant_is_one_of_the_tenant_of_its_workflow() -> None:
+    made = core(tenants=(Tenant(name="t", weight=3.0, max_urgency=1),))
+    flow = WorkflowFacts(id=WorkflowId("w"), tenant="t", template="", deadline_at_s=100.0, cutoff_at_s=110.0, stages=())
+    draft = made.draft(0.0, facts(workflow="w", claims=Claims(urgency=0)))
+    assert not isinstance(draft, DropReason)
+    call = made.promise(draft, made.stage_grant(0.0, flow, "main", "m"))
+    assert (call.tenant, call.weight, call.urgency) == ("t", 3.0, 1)
+    made.on_arrival(0.0, call)
+    assert made.dispatcher.gate._tenant_of == {"w": "t"}
+
+
 def test_calls_that_may_be_shed_are_shed_in_a_crowd_of_their_own_tenant_only() -> None:
     made = core(max_inflight=1, limits=Limits(max_waiting=20), classes=(SloClass(name="batch", sheddable=True),))
     for index in range(16):

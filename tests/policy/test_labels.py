@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate_policy import labels
+from tidegate_policy import label_table, labels
 from tidegate_policy.model import Call, CallId, WorkflowId
 
 SECONDS = st.none() | st.integers(-100_000, 10_000_000).map(lambda ms: ms / 1000)
@@ -20,8 +20,8 @@ CALLS = st.builds(
     urgency=st.integers(0, 4),
     weight=st.floats(0.001, 1000),
     yields=st.booleans(),
-    ttft_s=SECONDS,
-    tpot_s=SECONDS,
+    ttft_s=st.none() | st.integers(0, 10_000_000).map(lambda ms: ms / 1000),
+    tpot_s=st.none() | st.integers(1, 10_000_000).map(lambda ms: ms / 1000),
     due_at_s=SECONDS,
     deadline_at_s=SECONDS,
     workflow=TEXT.map(lambda text: None if text is None else WorkflowId(text)),
@@ -65,24 +65,10 @@ def test_a_call_survives_the_journey_between_two_clocks(call: Call, here: float,
         left, right = getattr(call, name), getattr(arrived, name)
         assert (left is None) == (right is None)
         if left is not None:
-            assert abs((right - there) - max(left - here, -labels.MOST_OVERDUE_S)) < 0.001
+            assert abs((right - there) - max(left - here, -label_table.MOST_OVERDUE_S)) < 0.001
 
 
-KEYS = st.sampled_from(
-    [
-        "tg.urgency",
-        "tg.budget_ms",
-        "tg.out_pred",
-        "tg.tenant",
-        "tg.weight",
-        "tg.yields",
-        "tg.relquery",
-        "tg.relquery_size",
-        "tg.tool",
-        "tg.tool_ms",
-        "tg.tool_return",
-    ]
-)
+KEYS = st.sampled_from(sorted(label_table.BY_KEY))
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 
 
@@ -95,6 +81,9 @@ def test_senseless_labels_are_ignored(table: dict[str, object]) -> None:
     assert call.group_size >= 0
     assert call.tool_s is None or call.tool_s >= 0
     assert call.tool_return_tokens >= 0
+    assert call.left_s >= 0
+    assert call.ttft_s is None or call.ttft_s >= 0
+    assert call.tpot_s is None or call.tpot_s > 0
 
 
 def test_a_client_that_sends_no_labels_gets_the_defaults() -> None:
@@ -116,7 +105,7 @@ HOSTILE: list[tuple[str, object, str, object]] = [
     ("tg.urgency", float("nan"), "urgency", 2),
     ("tg.urgency", {"level": 0}, "urgency", 2),
     ("tg.urgency", [0], "urgency", 2),
-    ("tg.budget_ms", -(10**12) + 1, "due_at_s", 5.0 - labels.MOST_OVERDUE_S),
+    ("tg.budget_ms", -(10**12) + 1, "due_at_s", 5.0 - label_table.MOST_OVERDUE_S),
     ("tg.budget_ms", float("-inf"), "due_at_s", None),
     ("tg.budget_ms", "-1e400", "due_at_s", None),
     ("tg.budget_ms", 10**400, "due_at_s", None),
@@ -129,11 +118,14 @@ HOSTILE: list[tuple[str, object, str, object]] = [
     ("tg.weight", 0, "weight", 1.0),
     ("tg.relquery_size", 1_000_000, "group_size", 0),
     ("tg.relquery", ["a"], "group", None),
-    ("tg.session", "s" * 100_000, "session", "s" * labels.MAX_TEXT),
+    ("tg.session", "s" * 100_000, "session", "s" * label_table.MAX_TEXT),
     ("tg.tenant", {"a": {"b": {}}}, "tenant", ""),
     ("tg.tool_return", 10_485_760, "tool_return_tokens", 0),
     ("tg.tool_ms", 10**15, "tool_s", None),
     ("tg.left_ms", -5, "left_s", 0.0),
+    ("tg.ttft_ms", -1, "ttft_s", None),
+    ("tg.tpot_ms", -1, "tpot_s", None),
+    ("tg.tpot_ms", 0, "tpot_s", None),
 ]
 
 
@@ -147,19 +139,47 @@ def test_a_hostile_label_gets_its_default_or_its_bound_and_is_reported(
     assert call.slo_class == "c", "the other labels count"
 
 
+BOUNDS = [
+    (label.key, value)
+    for label in label_table.LABELS
+    if label.kind is not label_table.Kind.TEXT
+    for value in (label.low, label.high)
+]
+
+
+@pytest.mark.parametrize(("key", "bound"), BOUNDS)
+def test_a_label_is_believed_up_to_the_bounds_of_the_table(key: str, bound: float) -> None:
+    label = label_table.BY_KEY[key]
+    beyond = bound + max(abs(bound) / 1000, 1) * (1 if bound == label.high else -1)
+    call, bad = reported({key: beyond})
+    assert (call, bad) == (reported({})[0], [key])
+    reachable = max(bound, -label_table.MOST_OVERDUE_S * 1000) if label.kind is label_table.Kind.AHEAD else bound
+    assert reported({key: reachable})[1] == []
+
+
+@pytest.mark.parametrize("label", label_table.LABELS, ids=lambda label: label.key)
+def test_each_label_of_the_table_is_read(label: label_table.Label) -> None:
+    value = "x" if label.kind is label_table.Kind.TEXT else label.low + (label.high - label.low) * 0.75
+    assert reported({label.key: value}) == (reported({label.key: str(value)})[0], [])
+    changed = {"tg.out_pred": 1, "tg.yields": 1}.get(label.key, value)
+    assert reported({label.key: changed})[0] != reported({})[0]
+
+
+def test_the_gateway_writes_the_labels_of_the_table() -> None:
+    call = Call(
+        id=CallId("c"), arrived_at_s=0.0, prompt_tokens=7, output_predicted=9, tenant="t", urgency=0, weight=3.0,
+        yields=True, due_at_s=-20.0, deadline_at_s=90.0, ttft_s=1.0, tpot_s=1e-9, workflow=WorkflowId("w"),
+        stage="s", session="x", group="g", group_size=50, tool="t", tool_s=3.0, tool_return_tokens=100, left_s=2.0,
+        output_upper=30, slo_class="c",
+    )  # fmt: skip
+    written = dict(labels.write(0.0, call))
+    assert list(written) == list(label_table.BY_KEY)
+    assert reported(written)[1] == []
+
+
 def test_an_unknown_label_is_reported_under_one_name_and_foreign_keys_are_not_ours() -> None:
     _, bad = reported({"tg.magic": 1, "tg." + "x" * 10_000: 2, "kv_transfer_params": {"tg.a": 1}, "tg.urgency": 1})
     assert bad == ["other", "other"]
-
-
-def test_labels_that_the_gateway_writes_are_not_reported() -> None:
-    call = Call(
-        id=CallId("c"), arrived_at_s=0.0, prompt_tokens=7, output_predicted=9, tenant="t", urgency=0, weight=3.0,
-        due_at_s=-20.0, deadline_at_s=90.0, ttft_s=1.0, tpot_s=0.1, workflow=WorkflowId("w"), stage="s", session="x",
-        group="g", group_size=50, tool="t", tool_s=3.0, tool_return_tokens=100, left_s=2.0, output_upper=30, slo_class="c",
-    )  # fmt: skip
-    _, bad = reported(dict(labels.write(0.0, call)))
-    assert bad == []
 
 
 def test_a_call_without_a_prediction_has_the_engines_prior_and_never_more_than_its_own_bound() -> None:

@@ -9,7 +9,7 @@ from regulated_engine import COST, FULL, LIMITS, World, shaped
 from tidegate_policy import policies
 from tidegate_policy.engine import bounds, regulators, snapshot, yielding_prompts
 from tidegate_policy.engine.call_census import group_of
-from tidegate_policy.engine.regulators import arranger, load_band, stage_awareness
+from tidegate_policy.engine.regulators import arranger, stage_awareness
 from tidegate_policy.engine.step import EndedCall, StepFacts, StepPlan
 from tidegate_policy.model import LEAST_URGENT, Call, CallId
 from tidegate_policy.policies import Computed
@@ -84,6 +84,17 @@ def test_the_arranger_counts_the_output_that_a_preempted_call_has_left() -> None
     delta = arranger.added_latency_s(engine, engine.decodes, engine.first(1))
     assert delta == pytest.approx(1e-4 * 2190 + 1e-4 * 10 - 0.02 * 10)
     assert shaped("arranger", engine).max_starts == 0
+
+
+@pytest.mark.parametrize(("delivered", "starts"), [(700, 2), (900, 1)])
+def test_the_calls_that_start_together_fit_with_the_output_that_they_compute_again(delivered: int, starts: int) -> None:
+    world = World()
+    world.runs("r0", output=500, done=1, group="g")
+    world.runs("p0", output=950, done=delivered, group="g")
+    queue = world.core.queues[0]
+    queue.push_preempted(world.core.on_preemption(1.0, CallId("p0"), output_tokens=delivered))
+    world.waits("p1", output=950, group="g")
+    assert shaped("arranger", world.engine()).max_starts == starts
 
 
 # stage awareness
@@ -221,44 +232,7 @@ def test_the_chunk_grows_with_the_slack_of_the_decodes() -> None:
     assert ahead > behind
 
 
-# load band
-
-
-def band_after(loads: list[float], *, plan: StepPlan = FULL) -> StepPlan:
-    """The plan after steps with these loads, under a target of 50 ms."""
-    world = World()
-    world.runs("decoding", done=3, tpot_s=0.05)
-    band = load_band.LoadBand()
-    made = band.shape(world.engine(), plan)
-    for load in loads:
-        facts = StepFacts(now=0.0, step_s=load * 0.05, computed={}, preempted=(), ended=())
-        band.observe(facts)
-        made = band.shape(world.engine(), plan)
-    return made
-
-
-def test_an_overload_lowers_tokens_at_once_and_places_only_when_it_lasts() -> None:
-    assert band_after([0.75] * 10) == FULL, "inside the band nothing moves"
-    once = band_after([1.9])
-    assert once.max_step_tokens < 900
-    assert once.max_running == 8
-    assert band_after([1.9] * 60).max_running < 6
-
-
-def test_the_loops_recover_and_do_not_wind_up() -> None:
-    """However long an overload lasted, the way back takes the same time."""
-    for length in (60, 600):
-        after = band_after([1.9] * length + [0.1] * 120)
-        assert (after.max_step_tokens, after.max_running) == (1000, 8)
-
-
-def test_the_loops_stay_within_the_bounds_of_the_operator() -> None:
-    rng = random.Random(3)
-    outer = StepPlan(max_running=4, max_step_tokens=300)
-    for _ in range(50):
-        plan = band_after([rng.uniform(0, 30) for _ in range(rng.randrange(60))], plan=outer)
-        assert 1 <= plan.max_running <= 4
-        assert LIMITS.max_step_tokens // 16 <= plan.max_step_tokens <= 300
+# All together
 
 
 def test_no_combination_of_regulators_stalls_an_engine() -> None:
@@ -439,7 +413,7 @@ def test_the_decisions_are_those_of_a_look_at_every_running_call(policy: str, kv
             world.kv[queue.pop(now).call.id] = 0
         world.free = max(kv_tokens - sum(world.kv.values()), 0)
         engine = world.engine(now)
-        victims = list(engine.victims())
+        victims = [victim.call for victim in engine.victims()]
         assert [call.call.id for call in victims] == _slow_victims(engine)
         assert engine.all_victims() == victims
         assert [call.call.id for call in engine.prefills] == [c.call.id for c in engine.running if not c.decodes]

@@ -118,6 +118,40 @@ def test_two_engines_without_a_control_address_both_serve() -> None:
             process.communicate(timeout=60)
 
 
+def test_a_free_control_port_is_shown_and_answers() -> None:
+    command = [sys.executable, "-c", PROGRAM, "--port=0", "--control=127.0.0.1:0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        address = next(line for line in process.stderr if line.startswith("simulated engine")).split()[-1]
+        host, port = address.split(":")
+        assert int(port) > 0
+        socket.create_connection((host, int(port)), timeout=10).close()
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("address", "problem"),
+    [
+        ("127.0.0.1:99999", "the address must be HOST:PORT with a port from 0 to 65535"),
+        ("127.0.0.1:-5", "the address must be HOST:PORT with a port from 0 to 65535"),
+        ("127.0.0.1:abc", "the address must be HOST:PORT with a port from 0 to 65535"),
+        ("localhost", "the address must be HOST:PORT with a port from 0 to 65535"),
+        (":9010", "the address must be HOST:PORT with a port from 0 to 65535"),
+        ("192.0.2.1:9010", "Cannot assign requested address"),
+    ],
+)
+def test_a_control_address_that_cannot_be_used_is_one_sentence(address: str, problem: str) -> None:
+    command = [sys.executable, "-c", PROGRAM, "--port=0", f"--control={address}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"tidegate sim-engine: EngineControl cannot listen on {address!r}: {problem}\n",
+    )
+
+
 def test_a_control_address_that_is_given_and_taken_is_an_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -125,4 +159,5 @@ def test_a_control_address_that_is_given_and_taken_is_an_error() -> None:
         command = [sys.executable, "-c", PROGRAM, "--port=0", f"--control=127.0.0.1:{taken.getsockname()[1]}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert "EngineControl cannot listen on" in done.stderr
+    assert done.stderr.endswith(": Address already in use\n")
+    assert done.stderr.count("\n") == 1

@@ -76,6 +76,50 @@ def test_an_unknown_trace_or_part_is_answered_with_those_that_exist(option, name
     assert "sweep" in complaint or "a100-4b-gap0.1" in complaint
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["relquery", "--parts", "sensitivity"],
+            "the suite relquery has no 'sensitivity' among its parts: sweep, capacity",
+        ),
+        (
+            ["semantic", "--traces", "a100-4b-poisson", "--parts", "sweep"],
+            "a100-4b-poisson: no loads in sweep; name some",
+        ),
+        (["text2sql", "--policy", "edf"], "the suite text2sql takes no --policy; relquery, semantic, augmented"),
+    ],
+)
+def test_a_run_without_cells_is_one_sentence(words, says, capsys):
+    assert bench.main([*words, "--checked-share", "0"]) == 1
+    complaint = capsys.readouterr().err
+    assert f"tidegate bench: {says}" in complaint
+    assert complaint.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["relquery", "semantic", "augmented", "streaming"])
+def test_a_policy_runs_beside_the_baselines_of_a_suite_on_the_same_seeds(name, tmp_path, capsys):
+    workload, rate = FIRST[name]
+    words = [name, "--traces", workload, "--rates", str(rate), "--parts", "sweep", "--workflows", "4", "--seeds", "3"]
+    words += ["--jobs", "1", "--checked-share", "0", "--out", str(tmp_path)]
+    assert bench.main([*words, "--policy", "edf,llf"]) == 0
+    table = capsys.readouterr().out
+    (load,) = json.loads((tmp_path / "report.json").read_text())["sweep"]
+    baselines = set(suites.load(name).baselines)
+    assert set(load["rows"]) == {*baselines, "edf", "llf"}
+    for policy in ("edf", "llf"):
+        assert set(load["rows"][policy]["times_better"]) == baselines
+        assert f"\n{policy}  " in table
+
+
+def test_a_policy_that_the_suite_has_a_row_of_gives_the_figures_of_that_row():
+    _, whole = ran("semantic")
+    _, chosen = ran("semantic", policy=("semantic",))
+    assert chosen["sweep"][0]["rows"]["semantic"] == {
+        key: value for key, value in whole["sweep"][0]["rows"]["semantic"].items() if key != "share_of_clairvoyant"
+    }
+
+
 def test_a_sustained_rate_is_below_the_capacity_and_falls_with_the_share_of_targets():
     found = suites.load("semantic")
     options = suite.Options(traces=("a100-4b-poisson",), parts=("sustained",), **{**SMALL, "workflows": 40, "seeds": 1})
@@ -87,9 +131,31 @@ def test_a_sustained_rate_is_below_the_capacity_and_falls_with_the_share_of_targ
 
 
 def test_an_interval_holds_the_mean_and_narrows_with_more_seeds():
-    few, many = paired_difference.interval([1.0, 3.0]), paired_difference.interval([1.0, 3.0] * 8)
+    few, many = paired_difference.interval([1.0, 3.0] * 2), paired_difference.interval([1.0, 3.0] * 8)
     assert few["low"] < many["low"] < 2.0 == many["mean"] < many["high"] < few["high"]
-    assert paired_difference.interval([4.0]) == {"mean": 4.0, "low": 4.0, "high": 4.0}
+
+
+def test_an_interval_of_three_seeds_takes_students_quantile_of_two_degrees():
+    found = paired_difference.interval([1.0, 2.0, 3.0])
+    assert found["high"] - found["mean"] == pytest.approx(4.303 / 3**0.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"), [([4.0], "4.0 [no interval: 1 seed]"), ([1.0, 3.0], "2.0 [no interval: 2 seeds]")]
+)
+def test_fewer_than_three_seeds_have_no_interval_and_the_table_says_so(values, told):
+    assert bench_report.spread(paired_difference.interval(values), 1) == told
+    better = paired_difference.times_better([1.0] * len(values), [2.0] * len(values))
+    assert (better["mean"], better["low"]) == (pytest.approx(2.0), None)
+    assert bench_report.change(better) == f"+100.0% [{told.split('[')[1]}"
+
+
+def test_the_table_of_a_suite_with_two_seeds_has_no_intervals():
+    chosen, report = ran("semantic", policy=("edf",))
+    table = chosen.table(report)
+    assert "[no interval: 2 seeds]" in table
+    assert "An interval needs 3 seeds." in table
+    assert "95% intervals" not in table
 
 
 def test_a_paired_comparison_does_not_see_the_spread_between_seeds():

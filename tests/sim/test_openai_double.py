@@ -50,7 +50,7 @@ async def rig() -> AsyncIterator[Rig]:
     address = f"unix:/tmp/tidegate-test-{port}.sock"
     stop_control = control_server.serve(
         loop_governor.LoopGovernor(engine, "test", loop), address=address, engine_version=openai_double.VERSION
-    )
+    ).stop
     stepping = asyncio.create_task(engine.run())
     async with aiohttp.ClientSession() as http, grpc.aio.insecure_channel(address) as channel:
         stub = control_pb2_grpc.EngineControlStub(channel)

@@ -5,8 +5,8 @@ of the time that is left. A claim may loosen what the class promises and never t
 fastest engine could have answered it, so a claim that no engine can keep wins nothing over an honest one.
 """
 
-from collections.abc import Sequence
-from dataclasses import field
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
 
 from tidegate_policy import immutable
 from tidegate_policy.admit import entitlements
@@ -105,6 +105,15 @@ class Draft:
         return (self.facts.tenant, "", self.slo_class.name, self.facts.model)
 
 
+def entitled(
+    draft: Draft, grant: StageGrant | None, tenants: Mapping[str, entitlements.Tenant], anyone: entitlements.Tenant
+) -> Draft:
+    """The draft with the entitlement of the workflow's tenant. Its tokens are booked for the tenant that the call names."""
+    if grant is None or grant.tenant == draft.facts.tenant:
+        return draft
+    return replace(draft, tenant=tenants.get(grant.tenant) or anyone)
+
+
 def promise(
     draft: Draft,
     grant: StageGrant | None,
@@ -131,7 +140,7 @@ def promise(
         output_upper=length.upper,
         sequences=facts.sequences,
         model=facts.model,
-        tenant=facts.tenant,
+        tenant=grant.tenant if grant else facts.tenant,
         slo_class=slo_class.name,
         weight=draft.tenant.weight * slo_class.weight,
         urgency=max(DEFAULT_URGENCY if claims.urgency is None else claims.urgency, draft.tenant.max_urgency),

@@ -279,6 +279,8 @@ class EngineCore:
         for regulator in regulators:
             if regulator.SAFETY or not self.bypass:
                 plan = guarded_policy.shaped(regulator, engine, plan, self.failures)
+        if plan is self._unbounded:
+            return plan  # it is within all bounds
         plan = plan.at_most(running=outer.max_running, step_tokens=outer.max_step_tokens)
         return bounds.safe(plan, self.limits, running=engine.running_count)
 

@@ -9,6 +9,7 @@ import operator
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from typing import NamedTuple
 
 from tidegate_policy.cost import CostModel
 from tidegate_policy.engine.batch import Batch
@@ -38,6 +39,15 @@ class EngineParts:
     census: CallCensus
     batch: Batch
     sizes: SizeBounds
+
+
+class Victim(NamedTuple):
+    """A running call that may yield."""
+
+    call: KnownCall
+    left: QueuedRequest
+    """The call with the work that is left of it."""
+    rank: Key
 
 
 class EngineSnapshot:
@@ -200,7 +210,7 @@ class EngineSnapshot:
         )
         return QueuedRequest(call=call.item.call, service_s=service_s)
 
-    def victims(self) -> Iterator[KnownCall]:
+    def victims(self) -> Iterator[Victim]:
         """The running calls, the first to yield first: the reverse of the policy's order by the work that is left
         (Semantic Alg 3). Calls without progress since a preemption come last, unless the policy says otherwise. Of equal
         calls the first in the order of the engine yields first."""
@@ -208,11 +218,14 @@ class EngineSnapshot:
             yield from self._found_by_bounds()
             yield from self._by_rank([call for call in self.running if call.protected])
         else:
-            yield from self.all_victims()
+            yield from self._sorted_victims()
 
     def all_victims(self) -> list[KnownCall]:
-        """All of `victims` at once: one sort, where the bounds of `victims` make its first calls cheap and its last ones
-        dear."""
+        """The calls of all `victims` at once: one sort, where the bounds of `victims` make its first calls cheap and its
+        last ones dear."""
+        return [victim.call for victim in self._sorted_victims()]
+
+    def _sorted_victims(self) -> list[Victim]:
         if not self._policy.protects_progress:
             return self._by_rank(self.running)
         return [
@@ -220,27 +233,39 @@ class EngineSnapshot:
             *self._by_rank([call for call in self.running if call.protected]),
         ]
 
-    def _by_rank(self, calls: list[KnownCall]) -> list[KnownCall]:
-        return sorted(calls, key=lambda call: self._policy.rank(self.left(call)), reverse=True)
+    def _by_rank(self, calls: list[KnownCall]) -> list[Victim]:
+        return sorted(map(self._victim, calls), key=operator.attrgetter("rank"), reverse=True)
 
-    def _found_by_bounds(self) -> Iterator[KnownCall]:
+    def _victim(self, call: KnownCall) -> Victim:
+        left = self.left(call)
+        return Victim(call, left, self._policy.rank(left))
+
+    def _found_by_bounds(self) -> Iterator[Victim]:
         """The calls that are not protected, as `victims`. A rank is computed only if the bound of its call reaches the
         greatest rank so far, so the first calls cost less than the order of all."""
         bounds = self._batch.bounds.highest(self._batch, self._calls, self._policy, self.cost)
-        ranked: list[tuple[Key, KnownCall]] = []
-        bound, call = next(bounds, (0.0, None))
-        while call is not None or ranked:
-            first = max((rank for rank, _ in ranked), default=None)
-            if call is not None and (first is None or bound >= first[-1]):
-                call = self._look(call.call.id)
-                if not call.protected:
-                    ranked.append((self._policy.rank(self.left(call)), call))
-                bound, call = next(bounds, (0.0, None))
-                continue
-            equal = [row for row in ranked if row[0] == first]
-            found = equal[0] if len(equal) == 1 else min(equal, key=lambda row: self._batch.running[row[1].call.id])
-            ranked.remove(found)
-            yield found[1]
+        found: list[Victim] = []
+        first: Key | None = None  # the greatest rank in `found`
+        for bound, known in bounds:
+            while first is not None and bound < first[-1]:
+                yield self._take(found, first)
+                first = max([victim.rank for victim in found], default=None)
+            call = self._look(known.call.id)
+            if not call.protected:
+                victim = self._victim(call)
+                found.append(victim)
+                if first is None or victim.rank > first:
+                    first = victim.rank
+        while first is not None:
+            yield self._take(found, first)
+            first = max([victim.rank for victim in found], default=None)
+
+    def _take(self, found: list[Victim], rank: Key) -> Victim:
+        """Takes the victim of this rank that comes first in the order of the engine."""
+        equal = [victim for victim in found if victim.rank == rank]
+        taken = equal[0] if len(equal) == 1 else min(equal, key=lambda victim: self._batch.running[victim.call.call.id])
+        found.remove(taken)
+        return taken
 
     # The waiting calls.
 

@@ -78,9 +78,7 @@ class Admission(seeded_text2sql.SeededText2Sql):
             cells = []
             for key in FIGURES:
                 without, bounded = (found["rows"][row][key]["mean"] for row in (UNBOUNDED, BOUNDED))
-                low, high = (100 * (found["change"][key][side] - 1) for side in ("low", "high"))
-                mean = 100 * (found["change"][key]["mean"] - 1)
-                cells.append(f"{without:.0f} {bounded:.0f} {mean:+.1f}% [{low:+.1f}, {high:+.1f}]")
+                cells.append(f"{without:.0f} {bounded:.0f} {bench_report.change(found['change'][key])}")
             rows.append((f"{found['pool']}, {found['load']:.0%} ({found['rate']:g} q/s)", *cells))
         return "\n\n".join(
             [

@@ -105,6 +105,9 @@ class Augmented(load_suite.LoadSuite):
         ours = {name: row for name, row in rows.items() if name in ("sjf", "augmented", "augmented, all")}
         return {**rows, **load_suite.clairvoyant(ours)}
 
+    def row_of(self, policy: str) -> cell.Row:
+        return engine_rows.row(policy)
+
     def calls(self, workload: str, rng: random.Random, rate: float, count: int) -> Sequence[TraceCall]:
         variation = VARIATIONS[workload.split("-")[1]]
         return tool_sessions.trace(rng, sessions=count, rate=rate, variation=variation)

@@ -104,15 +104,10 @@ class Flood(suite.Suite):
         for found in report["cells"]:
             cells = []
             for key in FIGURES:
-                change = {side: 100 * (value - 1) for side, value in found["change"][key].items()}
-                cells.append(
-                    f"{found['quiet'][key]:.1f} {found['flood'][key]:.1f} "
-                    f"{change['mean']:+.1f}% [{change['low']:+.1f}, {change['high']:+.1f}]"
-                )
-            cells.append(
-                f"{found['quiet']['attainment']:.1%} {found['flood']['attainment']:.1%} "
-                f"{found['lost']['mean']:+.1%} [{found['lost']['low']:+.1%}, {found['lost']['high']:+.1%}]"
-            )
+                change = bench_report.change(found["change"][key])
+                cells.append(f"{found['quiet'][key]:.1f} {found['flood'][key]:.1f} {change}")
+            attained = [f"{found[when]['attainment']:.1%}" for when in ("quiet", "flood")]
+            cells.append(" ".join([*attained, bench_report.share(found["lost"])]))
             rows.append((f"{found['pool']}, {found['rate']:g} calls/s, {found['row']}", *cells))
         return "\n\n".join(
             [

@@ -87,6 +87,9 @@ class RelQuery(load_suite.LoadSuite):
         ours = {name: row for name, row in rows.items() if name in ("sjf", "relquery", "relquery + arranger")}
         return {**rows, **load_suite.clairvoyant(ours)}
 
+    def row_of(self, policy: str) -> cell.Row:
+        return engine_rows.row(policy)
+
     def calls(self, workload: str, rng: random.Random, rate: float, count: int) -> Sequence[TraceCall]:
         table = relational_queries.TABLES[workload.split("-")[1]]
         return relational_queries.trace(rng, table, queries=count, rate=rate)

@@ -59,6 +59,7 @@ class Semantic(load_suite.LoadSuite):
     """The suite. The rate of a cell of the sweep is the size of the largest burst."""
 
     name = "semantic"
+    parts = (*load_suite.PARTS, load_suite.SENSITIVITY)
     count = 1000
     first_seed = 3001
     headline = "waiting_a_token_0_s"
@@ -119,6 +120,9 @@ class Semantic(load_suite.LoadSuite):
         rows = engine_rows.registered(ROWS)
         ours = {name: row for name, row in rows.items() if name in ("priority", "sjf", "semantic", "semantic, all")}
         return {**rows, **load_suite.clairvoyant(ours), **self.sensitivity}
+
+    def row_of(self, policy: str) -> cell.Row:
+        return engine_rows.row(policy, predictors=PREDICTED)
 
     @property
     def sensitivity(self) -> Mapping[str, cell.Row]:

@@ -80,6 +80,9 @@ class Streaming(load_suite.LoadSuite):
         rows = _rows()
         return {**rows, **load_suite.clairvoyant({OURS: rows[OURS]})}
 
+    def row_of(self, policy: str) -> cell.Row:
+        return engine_rows.row(policy)
+
     def calls(self, workload: str, rng: random.Random, rate: float, count: int) -> Sequence[TraceCall]:
         return streamed_chats.trace(rng, calls=count, rate=rate)
 

@@ -55,7 +55,7 @@ def _lowers_latency(engine: EngineSnapshot, candidate: list[QueuedRequest]) -> b
     most_tokens = sum([engine.most_uncached_tokens(item) for item in candidate])
     if _latency_s(engine, _worst_groups(engine, output), candidate, output, most_tokens) < 0:
         return True
-    groups = _groups(engine.decoding, output)
+    groups = _groups(engine, engine.decoding, output)
     return _latency_s(engine, groups, candidate, output, most_tokens) < 0 or (
         _latency_s(engine, groups, candidate, output, len(candidate)) < 0
         and _latency_s(engine, groups, candidate, output, _uncached(engine, candidate)) < 0
@@ -74,7 +74,7 @@ def _goes_first(engine: EngineSnapshot, waiting: QueuedRequest) -> bool:
 def added_latency_s(engine: EngineSnapshot, decodes: list[KnownCall], candidate: list[QueuedRequest]) -> float:
     """The change in the total latency of all groups if the candidate is prefilled now (eq 15-17), in seconds."""
     output = _output(engine, candidate)
-    return _latency_s(engine, _groups(decodes, output), candidate, output, _uncached(engine, candidate))
+    return _latency_s(engine, _groups(engine, decodes, output), candidate, output, _uncached(engine, candidate))
 
 
 def _latency_s(
@@ -88,12 +88,14 @@ def _latency_s(
     return cost.prefill_s * tokens * groups.number + slower_s - saved_s
 
 
-def _groups(decodes: list[KnownCall], output: int) -> _Groups:
+def _groups(engine: EngineSnapshot, decodes: list[KnownCall], output: int) -> _Groups:
     """The groups of these calls beside a candidate of `output` tokens."""
     longest: dict[str, int] = {}
-    for known in decodes:
-        call = known.item.call
-        group, left = call.group or call.id, call.output_left(known.output_tokens)
+    calls = [known.item.call for known in decodes]
+    for call, done in zip(calls, engine.outputs_of([call.id for call in calls]), strict=True):
+        group, left = call.group or call.id, call.output_predicted - done
+        if left <= 0:
+            left = call.output_left(done)
         if left > longest.get(group, 0):
             longest[group] = left
     return _Groups(len(longest), sum([min(left, output) for left in longest.values()]), max(longest.values()))
@@ -120,7 +122,7 @@ def _candidate(engine: EngineSnapshot, waiting: Iterable[QueuedRequest]) -> list
     taken: list[QueuedRequest] = []
     tokens = 0
     for item in waiting:
-        tokens += item.call.prompt_tokens
+        tokens += engine.most_uncached_tokens(item)
         if taken and (group_of(item.call) != group_of(taken[0].call) or tokens > engine.limits.max_step_tokens):
             break
         taken.append(item)

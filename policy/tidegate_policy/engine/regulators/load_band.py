@@ -3,9 +3,11 @@
 The load is the step time over the tightest time-per-output-token target among the calls that decode. The error is the
 distance of the load from the band. The inner loop is proportional: it lowers the tokens of a step at once. The outer loop
 is integral: it lowers the calls that run together when the mean error persists. Both stay within the bounds of the
-operator, and each is projected onto them at every step, so neither winds up while a bound holds it.
+operator, and each is projected onto them at every step, so neither winds up while a bound holds it. Steps that they did not
+plan, as in a bypass, make them begin anew.
 """
 
+import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -32,15 +34,21 @@ class LoadBand:
     """An error beyond this counts as this, so one long step cannot close the engine."""
     _errors: deque[float] = field(default_factory=deque)
     _error: float = 0.0
+    _planned: bool = False
+    """Whether it planned a step since the last one that ended."""
     _fresh: bool = False
     """Whether a step ended since the last plan."""
     _target_s: float | None = None
     """The tightest target when the step that runs was planned."""
-    _tokens: float = float("inf")
-    _running: float = float("inf")
+    _tokens: float = math.inf
+    _running: float = math.inf
 
     def observe(self, facts: StepFacts) -> None:
         if not facts.step_s:
+            return
+        planned, self._planned = self._planned, False
+        if not planned:
+            self._begin_anew()
             return
         load = self.low if self._target_s is None else facts.step_s / self._target_s
         error = load - min(max(load, self.low), self.high)
@@ -50,7 +58,13 @@ class LoadBand:
             self._errors.popleft()
         self._fresh = True
 
+    def _begin_anew(self) -> None:
+        self._errors.clear()
+        self._fresh = False
+        self._tokens = self._running = math.inf
+
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
+        self._planned = True
         targets = engine.with_target
         self._target_s = min(target_s for _, target_s in targets) if targets else None
         limits = engine.limits

@@ -52,20 +52,20 @@ def worthwhile(engine: EngineSnapshot, head: QueuedRequest, places: int) -> tupl
     freed = 0
     again_s = 0.0
     shortest_s = math.inf  # the least work that is left of a taken call of the level of `head`
-    for victim in islice(engine.victims(), MOST_VICTIMS):
-        left = engine.left(victim)
-        if victim.protected or engine.rank(head) >= engine.rank(left) or head.call.urgency > victim.call.urgency:
+    rank = engine.rank(head)
+    for victim, left, victims_rank in islice(engine.victims(), MOST_VICTIMS):
+        if victim.protected or rank >= victims_rank or head.call.urgency > left.call.urgency:
             break
         again_s += engine.cost.prefill_seconds(max(victim.kv_tokens, 1))
-        if head.call.urgency == victim.call.urgency:
+        if head.call.urgency == left.call.urgency:
             shortest_s = min(shortest_s, left.service_s)
         if head.service_s + again_s >= shortest_s:
             break
-        taken.append(victim.call.id)
+        taken.append(left.call.id)
         places += 1
         missing = engine.most_uncached_tokens(head) + BLOCK_TOKENS - engine.free_kv_tokens - freed
         if missing > 0:
-            freed += engine.own_kv_tokens(victim.call.id, enough=missing)
+            freed += engine.own_kv_tokens(left.call.id, enough=missing)
         if places > 0 and fits(engine, head, freed=freed):
             return tuple(taken)
     return ()
