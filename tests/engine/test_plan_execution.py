@@ -8,6 +8,8 @@ import pytest
 pytest.importorskip("vllm", reason="needs the vLLM CPU build")
 
 from driven_scheduler import TIGHT, Driven
+from vllm.config import LoRAConfig
+from vllm.lora.request import LoRARequest
 from vllm.v1.request import RequestStatus
 
 from tidegate_engine.scheduler import TidegateAsyncScheduler, TidegateScheduler
@@ -105,6 +107,21 @@ def test_a_paused_call_computes_nothing_in_one_step_and_keeps_its_memory(schedul
     assert driven.scheduler.get_kv_cache_usage() == before
     assert driven.step() == ["a", "b"]
     assert driven.starts().count("a") == 3
+
+
+@pytest.mark.parametrize("scheduler", CLASSES)
+def test_a_call_with_an_adapter_is_not_paused(scheduler):
+    """vLLM counts the adapters of the calls that compute. It would start one with another adapter beside a paused call, and
+    stop with an AssertionError once that goes on."""
+    changes = Scripted({}, {}, {"paused": frozenset({"a"})})
+    driven = Driven(replace(SMALL, kv_tokens=16_000), regulators=[changes], scheduler=scheduler)
+    driven.scheduler.lora_config = LoRAConfig(max_loras=1)
+    for name in ("a", "plain", "b"):
+        driven.add(name, output=6)
+    for number, name in enumerate(("a", "b"), start=1):
+        driven.scheduler.requests[name].lora_request = LoRARequest(f"lora{number}", number, "somewhere")
+    assert [driven.step() for _ in range(4)] == [["a", "plain"]] * 4
+    assert driven.starts().count("b") == 6
 
 
 def test_a_plan_that_pauses_every_call_pauses_none():
