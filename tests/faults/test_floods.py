@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
-import open_files
+import affordable_files
 import orjson
 import pytest
 import steady_calls
@@ -120,7 +120,7 @@ async def test_clients_that_do_not_read_cost_little_and_stop_the_engine(
         before = gateway.memory
         body = orjson.dumps({"model": "fake", "prompt": "x", "stream": True, "max_tokens": TOKENS})
         request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-        readers = open_files.affordable(SLOW_READERS[wire], FILES_A_READER)
+        readers = affordable_files.affordable(SLOW_READERS[wire], FILES_A_READER)
         for number in range(readers):
             if wire == "HTTP":
                 slow = stack.enter_context(socket.socket())

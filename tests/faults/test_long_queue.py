@@ -14,7 +14,7 @@ import statistics
 from typing import Any
 
 import grpc_peer
-import open_files
+import affordable_files
 import orjson
 import pytest
 
@@ -64,7 +64,7 @@ async def post(one: socket.socket, body: bytes) -> None:
 async def test_very_many_waiting_calls_are_all_answered_and_stay_within_the_configured_bytes(
     rig: Any, until: Any, figure: Any
 ) -> None:
-    rng, count = random.Random(7), open_files.affordable(MOST, FILES_A_CALL)
+    rng, count = random.Random(7), affordable_files.affordable(MOST, FILES_A_CALL)
     prompts = [100_000 if number % 1000 == 999 else rng.randrange(20, 2000) for number in range(count + BEYOND)]
     sent_bytes = sum(len(body_of(prompt)) for prompt in (*prompts, *prompts[:RUNNING]))
     bodies_bytes = round(sent_bytes / ONE_TENANT)
@@ -191,7 +191,7 @@ def message_of(characters: int) -> bytes:
 
 
 async def test_very_many_open_streams_take_little_memory_each(rig: Any, until: Any, figure: Any) -> None:
-    count = open_files.affordable(MOST_STREAMS, FILES_A_STREAM)
+    count = affordable_files.affordable(MOST_STREAMS, FILES_A_STREAM)
     async with fake_engine.engine(tokens=10, hang_after=2) as engine:
         gateway = await rig.gateway(
             [engine], None,
