@@ -185,7 +185,11 @@ BAD_EDITS = {
     ),
     "a place for a store that runs elsewhere": (
         {"state": {"valkey": {"url": "redis://x", "nodeSelector": {"a": "b"}}}},
-        "place the embedded store: remove them, because the store at url runs elsewhere",
+        "are of the embedded store: remove them, because the store at url runs elsewhere",
+    ),
+    "resources of a store that runs elsewhere": (
+        {"state": {"valkey": {"url": "redis://x", "resources": {"limits": {"memory": "1Gi"}}}}},
+        "are of the embedded store: remove them",
     ),
     "a profile that is no name": (node_pool(profile="A100 TP8"), "write the name of a cost profile"),
     "a node label that cannot be": (node_pool(nodeSelector={"zone": "a b"}), "write a label's value"),
@@ -274,6 +278,11 @@ BAD_EDITS = {
         "write a quantity, such as 500m, 4 or 16Gi",
     ),
     "shared memory in words": ({"engine": {"kind": "sim", "sharedMemory": "8 GB"}}, "write a size, such as 8Gi"),
+    "a size of the time before quantities": (
+        {"engine": {"kind": "vllm", "offloadGiB": 64}}, "write offload: 64Gi in place of offloadGiB: 64",
+    ),
+    "an offload in a few bytes": ({"engine": {"kind": "vllm", "offload": 64}}, "a size of at least 1Gi, such as 64Gi"),
+    "an offload in words": ({"engine": {"kind": "vllm", "offload": "64 GB"}}, "a size of at least 1Gi, such as 64Gi"),
     "a start in bare seconds": ({"engine": {"kind": "sim", "startupTimeout": "600"}}, "from 10s to 24h, such as 20m"),
     "a mount of no volume": (
         {"engine": {"kind": "sim", "volumeMounts": [{"name": "models", "mountPath": "/m"}]}},
