@@ -386,18 +386,6 @@ def test_the_schema_names_the_policies_of_this_version():
     assert rule["rule"] == f"self in {sorted(policies.POLICIES)}"
 
 
-def test_the_schema_has_no_floats():
-    def types(schema):
-        yield schema.get("type")
-        for inner in (
-            *schema.get("properties", {}).values(),
-            *(schema[k] for k in ("items", "additionalProperties") if k in schema),
-        ):
-            yield from types(inner)
-
-    assert "number" not in set(types(schema_of_spec()))
-
-
 def test_numbers_are_integers_quantities_or_decimal_strings(kubectl):
     body = operator_doubles.pool(
         engine={"kind": "sim", "simSpeed": "0.5", "sharedMemory": "512Mi"},
