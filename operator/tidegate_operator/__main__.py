@@ -20,6 +20,7 @@ import aiohttp
 from kubernetes.aio import client, config
 
 import tidegate_profiles
+from tidegate_control import log_lines
 from tidegate_operator import (
     controller,
     gateway_admin,
@@ -51,9 +52,7 @@ SERVICE_ACCOUNT_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/names
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if options.log_level != "debug":
-        quieten_kopf()
+    begin_log(options.log_level)
     try:
         if options.check:
             return asyncio.run(check(options))
@@ -65,6 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"tidegate operator: no cluster to work on: {error}. Set KUBECONFIG, or run it in a pod.\n")
         return 1
     return 0
+
+
+def begin_log(level: str) -> None:
+    """Writes the log to stderr, whether it is read or not. What engines, models and other people say stays in its line."""
+    log_lines.configure(level.upper())
+    if level != "debug":
+        quieten_kopf()
 
 
 def quieten_kopf() -> None:

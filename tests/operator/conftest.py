@@ -230,6 +230,13 @@ class Operator:
         return f"system:serviceaccount:{self.system}:tidegate"
 
     def start(self, identity: str, *namespaces: str, arguments: Sequence[str] = ()) -> None:
+        command, env = self.command(identity, *namespaces, arguments=arguments)
+        self._processes.start(identity, command, env=env)
+
+    def command(
+        self, identity: str, *namespaces: str, arguments: Sequence[str] = ()
+    ) -> tuple[list[str], dict[str, str]]:
+        """The program and its environment."""
         port, self.metrics_port = background_processes.free_ports(2)
         kubeconfig = self._plane.kubeconfig_for(self.token, f"{self.system}-{identity}")
         command = [
@@ -238,7 +245,7 @@ class Operator:
             "--image", "tidegate:test",
             *(f"--namespace={name}" for name in namespaces), *arguments,
         ]  # fmt: skip
-        self._processes.start(identity, command, env={**os.environ, "KUBECONFIG": str(kubeconfig)})
+        return command, {**os.environ, "KUBECONFIG": str(kubeconfig)}
 
     def stop(self, *identities: str) -> None:
         self._processes.stop(*identities)

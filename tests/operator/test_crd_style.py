@@ -1,4 +1,4 @@
-"""The style of the custom resource's schema, of the spec and the status alike, as a reviewer of Kubernetes' APIs expects."""
+"""The style of the custom resource's schema, in the spec and the status, as reviewers of Kubernetes' APIs expect it."""
 
 import re
 
@@ -25,8 +25,8 @@ def schema():
 def fields(node, path=""):
     """Each field, entry of an array and value of a map below the node, with its path."""
     inner = {f".{name}": child for name, child in node.get("properties", {}).items()}
-    inner |= {"[]": node[name] for name in ("items", "additionalProperties") if name in node}
-    for name, child in inner.items():
+    entries = [("[]", node[name]) for name in ("items", "additionalProperties") if name in node]
+    for name, child in [*inner.items(), *entries]:
         yield path + name, child
         yield from fields(child, path + name)
 
