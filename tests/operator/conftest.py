@@ -220,7 +220,8 @@ class Operator:
     def __init__(self, plane: control_plane.ControlPlane, system: str, folder: pathlib.Path) -> None:
         self.system = system
         self.metrics_port = 0
-        """Of the operator that was started last."""
+        """Of the operator that was started last, like `health_port`."""
+        self.health_port = 0
         self._plane = plane
         self._processes = background_processes.Processes(folder)
         self.token = plane.kubectl("create", "token", "tidegate", "-n", system).strip()
@@ -237,11 +238,11 @@ class Operator:
         self, identity: str, *namespaces: str, arguments: Sequence[str] = ()
     ) -> tuple[list[str], dict[str, str]]:
         """The program and its environment."""
-        port, self.metrics_port = background_processes.free_ports(2)
+        self.health_port, self.metrics_port = background_processes.free_ports(2)
         kubeconfig = self._plane.kubeconfig_for(self.token, f"{self.system}-{identity}")
         command = [
             sys.executable, "-m", "tidegate_operator", "--operator-namespace", self.system, "--lease", "tidegate",
-            "--identity", identity, "--health-port", str(port), "--metrics-port", str(self.metrics_port),
+            "--identity", identity, "--health-port", str(self.health_port), "--metrics-port", str(self.metrics_port),
             "--image", "tidegate:test",
             *(f"--namespace={name}" for name in namespaces), *arguments,
         ]  # fmt: skip
