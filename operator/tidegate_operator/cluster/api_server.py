@@ -251,9 +251,9 @@ class ApiServer:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ClusterError(f"the API server did not answer {method} {path}: {error!r}") from error
         if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
-            error = exceptions.ApiException(status=answer.status, reason=answer.reason, body=text)
-            error.headers = answer.headers
-            raise error
+            refused = exceptions.ApiException(status=answer.status, reason=answer.reason, body=text)
+            refused.headers = answer.headers
+            raise refused
         return text
 
 
