@@ -79,3 +79,4 @@ async def test_an_event_loop_that_is_stuck_answers_no_probe(ports):
         asking.start()
         asking.join()  # the event loop stands still meanwhile
         assert failed == [True]
+        assert (await asyncio.to_thread(probe, ports[0], "/healthz"))[0] == 200
