@@ -10,8 +10,8 @@ import pathlib
 import uvloop
 
 from tidegate_cli.command_errors import Failed, Usage
+from tidegate_control import log_lines
 from tidegate_gateway import app, gateway_settings, settings_decoder
-from tidegate_gateway.observe import log_lines
 
 MALLOPT_MMAP_THRESHOLD = -3
 LARGE_BLOCK_BYTES = 256 * 1024

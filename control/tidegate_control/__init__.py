@@ -3,5 +3,5 @@
 `control_contract` defines the values of the service and the protocol that an engine implements, `control_server` serves
 such an engine, `control_client` calls the service, `control_connections` follows a set of engines, and `translation`
 converts between messages and values. The meaning of a report is in `tidegate_policy.qos`; the decision about a policy is in
-`tidegate_policy.steer`.
+`tidegate_policy.steer`. Both gateways and operators write their logs by `log_lines` and `log_output`.
 """

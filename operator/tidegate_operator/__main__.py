@@ -20,6 +20,7 @@ import aiohttp
 from kubernetes.aio import client, config
 
 import tidegate_profiles
+from tidegate_control import log_lines
 from tidegate_operator import (
     controller,
     gateway_admin,
@@ -51,9 +52,7 @@ SERVICE_ACCOUNT_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/names
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if options.log_level != "debug":
-        quieten_kopf()
+    begin_log(options.log_level)
     try:
         if options.check:
             return asyncio.run(check(options))
@@ -65,6 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"tidegate operator: no cluster to work on: {error}. Set KUBECONFIG, or run it in a pod.\n")
         return 1
     return 0
+
+
+def begin_log(level: str) -> None:
+    """Writes the log to stderr, whether it is read or not. What engines, models and other people say stays in its line."""
+    log_lines.configure(level.upper())
+    if level != "debug":
+        quieten_kopf()
 
 
 def quieten_kopf() -> None:
@@ -93,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
     add("--engine-image", default="tidegate-engine:latest", help="image of vLLM engines")
     add("--image-pull-policy", default="IfNotPresent", choices=["Always", "IfNotPresent", "Never"])
     add("--image-pull-secret", action="append", default=[], help="Secret of each pool's namespace (repeatable)")
-    add("--health-port", type=int, default=8080, help="port of /healthz (default: %(default)s)")
+    add("--health-port", type=int, default=8080, help="port of /healthz and /readyz (default: %(default)s)")
     add("--metrics-port", type=int, default=8081, help="port of /metrics (default: %(default)s)")
     add("--scrape-annotations", action="store_true", help="annotate Services with prometheus.io/scrape")
     add("--prometheus-namespace", help="namespace of Prometheus, which may read engines; default: no access")
@@ -175,12 +181,12 @@ def _namespaces(options: argparse.Namespace) -> Sequence[str | None]:
 async def run(options: argparse.Namespace) -> None:
     """Runs until SIGTERM. Raises LostError when the Lease is lost."""
     await config.load_config()
-    metrics = operator_metrics.OperatorMetrics()
+    metrics, pulse = operator_metrics.OperatorMetrics(), liveness.Pulse(time.monotonic)
     async with (
         _connected() as api,
         _connected() as leasing,  # its requests wait for no others
         aiohttp.ClientSession() as session,
-        liveness.served(options.health_port, options.metrics_port, metrics, ipv6=options.ipv6),
+        liveness.served(options.health_port, options.metrics_port, metrics, pulse, ipv6=options.ipv6),
     ):
         server = api_server.ApiServer(api, instance=options.identity, gateway_api=options.gateway_api)
         if options.gateway_api:
@@ -189,6 +195,7 @@ async def run(options: argparse.Namespace) -> None:
             api_server.ApiServer(leasing, instance=options.identity).lease(options.operator_namespace, options.lease),
             identity=options.identity,
             work=lambda: _act(options, server, session, metrics),
+            answered=pulse.answered,
         )
         await until_signal(holding)
 

@@ -70,6 +70,7 @@ class Controller:
         *,
         resync_s: float,
         metrics: operator_metrics.OperatorMetrics | None = None,
+        clock: Callable[[], datetime.datetime] = now,
     ) -> None:
         """`resync_s` is the time after which a pool is checked again without an event."""
         metrics = metrics or operator_metrics.OperatorMetrics()
@@ -79,6 +80,7 @@ class Controller:
         self._steering = steering
         self._canaries = canaries
         self._resync_s = resync_s
+        self._clock = clock
         self._to_reconcile = _queue("reconcile", metrics)
         self._to_test = _queue("test", metrics)
         self._paced = (
@@ -154,7 +156,7 @@ class Controller:
             events = self._cache.events(key)
             known = await self._cache.pool(*key), await self._cache.children(*key), await self._cache.pods(*key)
             body = known[0]
-            report = reconcile.pending_report(*known, rules=self._rules, now=now(), given=given)
+            report = reconcile.pending_report(*known, rules=self._rules, now=self._clock(), given=given)
             if report is not None:
                 if body is not None and report:
                     self._cache.on_written(await reconcile.write_report(self._api, body, report), since=events)
@@ -162,7 +164,7 @@ class Controller:
                     self._settled[key] = events
                 return self._next_check_s(body, known[2])
         found = await self._cache.refresh(key, self._api)
-        result = await reconcile.carry_out(self._api, *found, rules=self._rules, now=now())
+        result = await reconcile.carry_out(self._api, *found, rules=self._rules, now=self._clock())
         if result is reconcile.Result.GONE:
             return None
         if result is reconcile.Result.FOREIGN:
@@ -177,13 +179,13 @@ class Controller:
         key, owner = (body["metadata"]["namespace"], body["metadata"]["name"]), reconcile.owner_of(body)
         if self._left.get(key) != owner:
             self._left[key] = owner
-            event = reconcile.of_another_operator(body, self._rules, now())
+            event = reconcile.of_another_operator(body, self._rules, self._clock())
             log.warning("%s/%s: %s", *key, event.message)
             await self._api.record(event)
 
     def _is_changing(self, body: Json | None, pods: Sequence[Json]) -> bool:
         """Whether the status of a pool changes with time, without an event."""
-        lacks_store_s = None if body is None else pool_status.Needs.of(body).lacks_store_s(now())
+        lacks_store_s = None if body is None else pool_status.Needs.of(body).lacks_store_s(self._clock())
         is_new = lacks_store_s is not None and lacks_store_s < pool_status.TROUBLE_S
         return is_new or pod_trouble.any_of(pods) or bool(weight_status.downloading(pods))
 

@@ -52,7 +52,7 @@ def obstacles(new: Json, old: Json, *, lacking: Container[str] | None = None, li
         for name, wanted in sorted(amounts(new, what).items()):
             is_scarce = lacking is None or name in lacking
             if is_scarce and wanted > (given := freed.get(name, Decimal(0))):
-                yield f"its {what} have {_text(wanted)} {name}, those of an old engine {_text(given)}"
+                yield f"its {what} have {quantity.text(wanted)} {name}, those of an old engine {quantity.text(given)}"
     if not new.get("nodeSelector", {}).items() <= old.get("nodeSelector", {}).items():
         yield "its nodeSelector differs"
     if not all(item in new.get("tolerations", ()) for item in _own_tolerations(old)):
@@ -112,11 +112,3 @@ def _volume_claims(spec: Json) -> set[str]:
     """The PersistentVolumeClaims of a pod, which bind it to the nodes that reach their volumes."""
     volumes = spec.get("volumes", ())
     return {volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume}
-
-
-def _text(amount: Decimal) -> str:
-    """A quantity as people write it."""
-    for suffix in ("Ti", "Gi", "Mi"):
-        if amount and not amount % (factor := quantity.number(f"1{suffix}") or Decimal(1)):
-            return f"{amount / factor:f}{suffix}"
-    return f"{amount.normalize():f}"

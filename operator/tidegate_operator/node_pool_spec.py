@@ -40,7 +40,8 @@ class Engine:
     args: tuple[str, ...]
     env: tuple[Json, ...]
     resources: Json
-    offload_gib: int
+    offload: str
+    """Quantity."""
     shared_memory: str
     """Quantity."""
     startup_s: int
@@ -121,7 +122,8 @@ def engine(item: Json) -> Engine:
         args=tuple(item.get("args", ())),
         env=tuple(item.get("env", ())),
         resources=item.get("resources", {}),
-        offload_gib=item["offloadGiB"],
+        # An earlier version stored offloadGiB.
+        offload=str(item.get("offload", f"{item.get('offloadGiB', 0)}Gi")),
         shared_memory=str(item["sharedMemory"]),
         startup_s=math.ceil(duration.seconds(item["startupTimeout"])),
         drain_s=math.ceil(duration.seconds(item["drainTimeout"])),

@@ -27,6 +27,14 @@ def number(value: object) -> Decimal | None:
     return found if found.is_finite() else None
 
 
+def text(amount: Decimal) -> str:
+    """A quantity as people write it."""
+    for suffix in ("Ti", "Gi", "Mi"):
+        if amount and not amount % (factor := _FACTORS[suffix]):
+            return f"{amount / factor:f}{suffix}"
+    return f"{amount.normalize():f}"
+
+
 def normalised(body: Any, *, within: bool = False) -> Any:
     """A copy of a piece of an object in which equal quantities are equal strings. `within` tells that its fields are
     quantities."""

@@ -113,6 +113,8 @@ class Store:
     """Size and StorageClass of the embedded Valkey's volume; None selects the disk of its node."""
     placement: pod_placement.Placement
     """Of the embedded Valkey."""
+    resources: Json
+    """Of the embedded Valkey."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,6 +348,7 @@ def _store(item: Json) -> Store:
         secret=_secret(item.get("secretRef")),
         storage=(storage["size"], storage.get("className")) if storage else None,
         placement=pod_placement.Placement.of(item),
+        resources=item.get("resources", {}),
     )
 
 

@@ -35,7 +35,8 @@ class Workqueue(Generic[K]):
     """Keys to work on. `run` works until it is cancelled."""
 
     def __init__(self, *, expected: type[Exception]) -> None:
-        """`expected` errors are logged by their message, all others with a traceback."""
+        """`expected` errors are logged by their message, all others with a traceback. The work on a key is not tried again
+        for the `retry_after_s` of such an error, if it has any, whatever is added."""
         self._expected = expected
         self.attempted: Callable[[float, bool], None] = lambda seconds, failed: None
         """Receives the seconds of each attempt, and whether it failed."""
@@ -44,11 +45,13 @@ class Workqueue(Generic[K]):
         self._count = itertools.count()
         self._active: set[K] = set()
         self._failures: dict[K, int] = {}
+        self._not_before: dict[K, float] = {}
+        """The instants before which keys whose work failed must not be due."""
         self._changed = asyncio.Event()
 
     def add(self, key: K, delay_s: float = 0.0) -> None:
-        """Makes `key` due in `delay_s` seconds at the latest."""
-        at = asyncio.get_running_loop().time() + delay_s
+        """Makes `key` due in `delay_s` seconds at the latest, unless its last attempt asked for a longer pause."""
+        at = max(asyncio.get_running_loop().time() + delay_s, self._not_before.get(key, 0.0))
         if at < self._due.get(key, float("inf")):
             self._due[key] = at
             heapq.heappush(self._heap, (at, next(self._count), key))
@@ -74,12 +77,15 @@ class Workqueue(Generic[K]):
     async def _serve(self, key: K, work: Callable[[K], Awaitable[float | None]]) -> None:
         began_at_s = asyncio.get_running_loop().time()
         failed = True
+        self._not_before.pop(key, None)
         try:
             delay_s = await work(key)
             self._failures.pop(key, None)
             failed = False
         except self._expected as error:
-            delay_s = self._retry_s(key)
+            pause_s = getattr(error, "retry_after_s", 0.0)
+            self._not_before[key] = asyncio.get_running_loop().time() + pause_s
+            delay_s = max(self._retry_s(key), pause_s)
             log.warning("%s: %s; next attempt in %.1f s", key, error, delay_s)
         except Exception:
             delay_s = self._retry_s(key)

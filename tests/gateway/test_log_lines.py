@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import json
 import logging
+import pathlib
 import subprocess
 import sys
 from typing import Any
@@ -11,8 +13,10 @@ import aiohttp
 import grpc
 import pytest
 
+from tidegate_cli import processes
+from tidegate_control import log_lines
 from tidegate_gateway import fake_engine
-from tidegate_gateway.observe import log_lines
+from tidegate_gateway.observe import log_fields
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
 FORGED = "x\n2026-01-01 00:00:00,000 ERROR tidegate.gateway: forged\r\x1b[2K\u2028y"
@@ -39,7 +43,7 @@ def test_the_text_of_an_exception_cannot_begin_a_record() -> None:
 
 
 def test_a_name_cannot_forge_a_field() -> None:
-    line = log_lines.named({"tenant": 'a outcome=ok "', "class": "batch", "stage": None, "engine": "10.0.0.1:8000"})
+    line = log_fields.named({"tenant": 'a outcome=ok "', "class": "batch", "stage": None, "engine": "10.0.0.1:8000"})
     assert line == ' tenant="a outcome=ok \\"" class=batch engine=10.0.0.1:8000'
 
 
@@ -53,7 +57,7 @@ async def test_the_line_of_a_call_quotes_its_names(up: Any, caplog: pytest.LogCa
 
 MANY_LINES = """
 import logging
-from tidegate_gateway.observe import log_lines
+from tidegate_control import log_lines
 log_lines.configure("INFO")
 for number in range(100_000):
     logging.getLogger("tidegate.gateway").info("line %d", number)
@@ -84,6 +88,39 @@ def test_a_log_without_a_reader_is_no_trouble() -> None:
         process.stderr.close()
         assert process.stdout.readline() == b"ended\n"
     assert process.returncode == 0
+
+
+PIPE_BYTES = 65536
+
+
+async def test_a_gateway_whose_log_nobody_reads_answers_every_call(tmp_path: pathlib.Path, until: Any) -> None:
+    """The lines of the calls are more than a pipe holds."""
+    port, tenant = processes.free_port(), "t" * 120
+    async with fake_engine.engine(tokens=1) as engine, aiohttp.ClientSession() as http:
+        listen = {"port": port, "grpcPort": None, "adminPort": None}
+        file = tmp_path / "gateway.json"
+        file.write_text(json.dumps({"listen": listen, "engines": [{"url": engine.url}]}))
+        words = ["-m", "tidegate_cli.main", "gateway", "--config", str(file), "--log-level", "info"]
+        with subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE) as process:  # noqa: ASYNC220
+            try:
+
+                async def status() -> int:
+                    call = {"json": {"model": "fake", "prompt": "x"}, "headers": {"x-tidegate-tenant": tenant}}
+                    with contextlib.suppress(aiohttp.ClientError):
+                        async with http.post(f"http://127.0.0.1:{port}/v1/completions", **call) as answer:
+                            await answer.read()
+                            return answer.status
+                    return 0
+
+                async with asyncio.timeout(60):
+                    while await status() != 200:
+                        await asyncio.sleep(0.05)
+                async with asyncio.timeout(120):
+                    assert [await status() for _ in range(500)] == [200] * 500
+            finally:
+                process.kill()
+            assert process.stderr is not None
+            assert len(process.stderr.read()) > PIPE_BYTES - 4096, "the pipe was full"
 
 
 async def test_a_client_that_hangs_up_is_no_error_in_the_log(

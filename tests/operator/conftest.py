@@ -220,7 +220,8 @@ class Operator:
     def __init__(self, plane: control_plane.ControlPlane, system: str, folder: pathlib.Path) -> None:
         self.system = system
         self.metrics_port = 0
-        """Of the operator that was started last."""
+        """Of the operator that was started last, like `health_port`."""
+        self.health_port = 0
         self._plane = plane
         self._processes = background_processes.Processes(folder)
         self.token = plane.kubectl("create", "token", "tidegate", "-n", system).strip()
@@ -230,15 +231,22 @@ class Operator:
         return f"system:serviceaccount:{self.system}:tidegate"
 
     def start(self, identity: str, *namespaces: str, arguments: Sequence[str] = ()) -> None:
-        port, self.metrics_port = background_processes.free_ports(2)
+        command, env = self.command(identity, *namespaces, arguments=arguments)
+        self._processes.start(identity, command, env=env)
+
+    def command(
+        self, identity: str, *namespaces: str, arguments: Sequence[str] = ()
+    ) -> tuple[list[str], dict[str, str]]:
+        """The program and its environment."""
+        self.health_port, self.metrics_port = background_processes.free_ports(2)
         kubeconfig = self._plane.kubeconfig_for(self.token, f"{self.system}-{identity}")
         command = [
             sys.executable, "-m", "tidegate_operator", "--operator-namespace", self.system, "--lease", "tidegate",
-            "--identity", identity, "--health-port", str(port), "--metrics-port", str(self.metrics_port),
+            "--identity", identity, "--health-port", str(self.health_port), "--metrics-port", str(self.metrics_port),
             "--image", "tidegate:test",
             *(f"--namespace={name}" for name in namespaces), *arguments,
         ]  # fmt: skip
-        self._processes.start(identity, command, env={**os.environ, "KUBECONFIG": str(kubeconfig)})
+        return command, {**os.environ, "KUBECONFIG": str(kubeconfig)}
 
     def stop(self, *identities: str) -> None:
         self._processes.stop(*identities)

@@ -5,12 +5,14 @@ from kubernetes.aio import client
 
 from tidegate_operator.cluster import ClusterError, api_server
 
+SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "prod", "name": "chat"}}
+
 
 class Answer:
-    status = 200
+    reason = "reason"
 
-    def __init__(self, body):
-        self._body = body
+    def __init__(self, body, status=200, headers=None):
+        self._body, self.status, self.headers = body, status, headers or {}
 
     async def read(self):
         return self._body
@@ -19,10 +21,10 @@ class Answer:
 class Answering(client.ApiClient):
     """A connection to a server that answers each request with `body`."""
 
-    body = b"{}"
+    body, status, headers = b"{}", 200, None
 
     async def call_api(self, *request, **options):
-        return Answer(self.body)
+        return Answer(self.body, self.status, self.headers)
 
 
 @pytest.fixture
@@ -41,6 +43,29 @@ async def test_an_answer_that_is_no_json_object_is_an_error_after_which_trying_a
         await server.check_pools("prod")
     with pytest.raises(ClusterError, match="no JSON"):
         await server.lease("prod", "tidegate").read()
+
+
+@pytest.mark.parametrize(
+    ("stated", "pause_s"),
+    [
+        ("7", 7.0),
+        ("0", 0.0),
+        (None, 0.0),
+        ("soon", 0.0),
+        ("-1", 0.0),
+        ("100000", 600.0),
+        ("9" * 5000, 0.0),
+        ("\u0663", 0.0),
+    ],
+)
+@pytest.mark.parametrize("status", [429, 503])
+async def test_an_api_server_that_has_too_much_to_do_may_ask_for_a_pause(connection, status, stated, pause_s):
+    connection.status, connection.headers = status, {} if stated is None else {"Retry-After": stated}
+    server = api_server.ApiServer(connection, instance="test")
+    for asked in (server.pool("prod", "chat"), server.apply(SERVICE), server.lease("prod", "tidegate").read()):
+        with pytest.raises(ClusterError) as raised:
+            await asked
+        assert raised.value.retry_after_s == pause_s
 
 
 async def test_a_token_that_cannot_be_read_is_such_an_error_too(connection):

@@ -6,6 +6,7 @@
 import json
 import os
 import time
+import urllib.error
 import urllib.request
 
 import pytest
@@ -102,6 +103,36 @@ def test_an_api_server_that_dies_costs_nothing(plane, namespace, operator, asser
     kubelet.keep(10)
     assert_recovers()
     assert kubelet.restarts <= 1, "whoever cannot renew the Lease ends once, and then waits"
+
+
+def probed(operator, path):
+    """The status of a probe of the process that runs now; 0 while it starts."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{operator.health_port}{path}", timeout=10) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def test_the_readiness_turns_red_while_the_api_server_hangs(plane, namespace, operator, eventually):
+    kubelet = Kubelet(operator, namespace)
+
+    def told(path):
+        kubelet.keep(0.5)
+        return probed(operator, path)
+
+    eventually(lambda: told("/readyz") == 200)
+    plane.processes.pause("kube-apiserver")
+    try:
+        eventually(lambda: told("/readyz") == 503)
+        assert told("/healthz") == 200, "another restart would not help"
+    finally:
+        plane.processes.resume("kube-apiserver")
+    plane.wait()
+    eventually(lambda: told("/readyz") == 200)
+    assert kubelet.restarts <= 1
 
 
 @pytest.mark.skipif(not IS_FULL, reason="takes minutes; `make faults` runs it")

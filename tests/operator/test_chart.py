@@ -27,6 +27,17 @@ def test_the_api_server_accepts_the_whole_chart_in_a_restricted_namespace(helm, 
     assert "deployment.apps/tidegate" in said
 
 
+def test_its_pods_start_in_a_namespace_with_quotas(helm):
+    pods = [
+        *of_kind(template(helm), "Pod"),
+        *(item["spec"]["template"] for item in of_kind(template(helm), "Deployment")),
+    ]
+    containers = [container for pod in pods for container in pod["spec"]["containers"]]
+    assert len(containers) == 2, "the operator and the test of `helm test`"
+    for container in containers:
+        assert {*container["resources"]["requests"]} == {*container["resources"]["limits"]} == {"cpu", "memory"}
+
+
 def test_the_operators_rights_end_at_the_namespaces_that_it_serves(helm):
     manifests = template(helm, "namespaces.names={a,b}")
     assert sorted(item["metadata"]["namespace"] for item in of_kind(manifests, "Role")) == ["a", "b", "tidegate-system"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import datetime
 import os
 import signal
 
@@ -120,6 +121,69 @@ def test_a_holder_that_is_cut_off_stops_before_another_may_start(in_virtual_time
     assert isinstance(ends[0], lease.LostError)
     assert [who for who, _ in log.turns] == ["first", "second"]
     assert 60 + lease.DURATION_S - lease.RETRY_S < log.turns[1][1] < 60 + lease.DURATION_S + 3 * lease.RETRY_S
+
+
+class WrongClock(MemoryLease):
+    """The same Lease, as a process writes it whose wall clock is wrong by so many seconds."""
+
+    def __init__(self, shared, error_s):
+        super().__init__()
+        self._shared, self._error = shared, datetime.timedelta(seconds=error_s)
+
+    async def read(self):
+        await self._reach()
+        return await self._shared.read()
+
+    async def write(self, body):
+        await self._reach()
+        wrong = (datetime.datetime.fromisoformat(body["spec"]["renewTime"]) + self._error).isoformat()
+        return await self._shared.write({**body, "spec": {**body["spec"], "renewTime": wrong, "acquireTime": wrong}})
+
+
+@pytest.mark.parametrize("error_s", [-600, 600])
+@pytest.mark.parametrize("wrong", ["first", "second"])
+def test_of_two_processes_whose_clocks_differ_by_ten_minutes_one_acts_at_a_time(in_virtual_time, wrong, error_s):
+    shared, log = MemoryLease(), Log()
+    of = {who: WrongClock(shared, error_s if who == wrong else 0) for who in ("first", "second")}
+
+    async def story():
+        asyncio.get_running_loop().call_later(600, lambda: setattr(of["first"], "down", True))
+        holding = [lease.hold(of[who], identity=who, work=log.work(who)) for who in ("first", "second")]
+        return await alone([holding[0], later(holding[1])], for_s=1200)
+
+    assert isinstance(in_virtual_time(story())[0], lease.LostError)
+    assert [who for who, _ in log.turns] == ["first", "second"]
+    assert 600 + lease.DURATION_S - lease.RETRY_S < log.turns[1][1] < 600 + lease.DURATION_S + 3 * lease.RETRY_S
+
+
+def test_an_api_server_that_asks_for_a_pause_gets_it_and_a_holder_that_may_not_renew_ends(in_virtual_time):
+    """A pause that is shorter than the time for a renewal costs nothing."""
+
+    class Busy(MemoryLease):
+        pause_s, asked_at_s = 0, ()
+
+        async def _reach(self):
+            await super()._reach()
+            self.asked_at_s = (*self.asked_at_s, asyncio.get_running_loop().time())
+            if self.pause_s:
+                raise ClusterError("too many requests", retry_after_s=self.pause_s)
+
+    shared, log, answers = Busy(), Log(), []
+
+    async def story():
+        loop = asyncio.get_running_loop()
+        for at_s, pause_s in ((60, 5), (64, 0), (120, 300)):
+            loop.call_later(at_s, setattr, shared, "pause_s", pause_s)
+        holding = lease.hold(shared, identity="a", work=log.work("a"), answered=lambda: answers.append(loop.time()))
+        return await alone([holding], for_s=130 + lease.RENEW_S)
+
+    (end,) = in_virtual_time(story())
+    assert isinstance(end, lease.LostError)
+    busy_at_s = [at for at in shared.asked_at_s if 60 <= at < 75]
+    assert busy_at_s[1] - busy_at_s[0] >= 5
+    assert len(log.turns) == 1
+    assert len([at for at in shared.asked_at_s if at > 120]) == 2, "one renewal, and one attempt to release"
+    assert 115 < max(answers) < 121
 
 
 def test_a_short_outage_changes_nothing(in_virtual_time):

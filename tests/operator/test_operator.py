@@ -82,7 +82,7 @@ def test_a_typo_in_a_node_selector_costs_no_engine_and_the_schedulers_sentence_i
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     before = ready_engines(kubectl)
     kubectl("patch", "spool/chat", "--type=merge", "-p", '{"spec": {"engine": {"nodeSelector": {"typo": "yes"}}}}')
-    eventually(lambda: condition(kubectl, "Degraded")["status"] == "True")
+    eventually(lambda: condition(kubectl, "Degraded")["status"] == "True")  # `test_trouble_in_time` has the time
     degraded = condition(kubectl, "Degraded")
     assert degraded["reason"] == "PodsNotStarting"
     assert "didn't match Pod's node affinity/selector" in degraded["message"]

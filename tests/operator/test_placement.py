@@ -42,7 +42,7 @@ def engine(**fields):
 def test_each_resource_has_the_product_label_of_its_vendor(resource, label):
     fields = {"acceleratorResource": resource, "accelerator": "product-1", "tensorParallel": 1}
     pod = engine_pod(**node_pool(**fields))
-    assert pod["containers"][0]["resources"]["limits"] == {resource: "1"}
+    assert pod["containers"][0]["resources"]["limits"][resource] == "1"
     assert pod["nodeSelector"] == {label: "product-1"}
 
 
@@ -103,7 +103,7 @@ def test_a_node_pool_overrides_the_settings_of_all_engines():
     assert (variables["A"], variables["B"], variables["C"]) == ("1", "2", "2")
     assert container["resources"] == {
         "requests": {"cpu": "4", "memory": "1Gi"},
-        "limits": {"memory": "2Gi", "nvidia.com/gpu": "8"},
+        "limits": {"cpu": "72", "memory": "2Gi", "nvidia.com/gpu": "8"},
     }
     assert pod["tolerations"] == [{"operator": "Exists"}, {"key": "gpu", "operator": "Exists"}]
     assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-RTX-A6000", "zone": "b", "disk": "ssd"}

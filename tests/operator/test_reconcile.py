@@ -68,7 +68,7 @@ async def test_a_full_spec_settles_too(cluster, kubectl, namespace, rules, kind)
             "resources": {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"memory": "4Gi"}},
             "volumes": [{"name": "models", "emptyDir": {}}], "volumeMounts": [{"name": "models", "mountPath": "/models"}],
             "tolerations": [{"operator": "Exists"}], "nodeSelector": {"kubernetes.io/hostname": "a100-0"},
-            "podAnnotations": {"a": "b"}, "priorityClassName": "system-node-critical", "offloadGiB": 4,
+            "podAnnotations": {"a": "b"}, "priorityClassName": "system-node-critical", "offload": "4Gi",
             "serviceAccountName": "default",
         },
         "nodePools": [
@@ -87,7 +87,7 @@ async def test_a_full_spec_settles_too(cluster, kubectl, namespace, rules, kind)
         },
         "state": {"valkey": {
             "embedded": True, "storage": {"size": "1Gi"}, "podAnnotations": {"a": "b"},
-            "tolerations": [{"operator": "Exists"}],
+            "tolerations": [{"operator": "Exists"}], "resources": {"limits": {"memory": "8192Mi"}},
         }},
         "caBundle": {"configMapName": "company", "key": "ca.crt"},
     }  # fmt: skip

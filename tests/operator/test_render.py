@@ -46,6 +46,15 @@ def test_the_documented_example_becomes_these_manifests(golden):
     golden("chat.manifests.yaml", manifests())
 
 
+@pytest.mark.parametrize(
+    ("stored", "argument"), [({"offload": "1536Mi"}, "1.5"), ({"offloadGiB": 20}, "20"), ({"offloadGiB": 0}, None)]
+)
+def test_offloaded_kv_has_a_size_also_in_pools_of_an_earlier_version(stored, argument):
+    given = {key: value for key, value in body()["spec"]["engine"].items() if key != "offload"}
+    sizes = [arg for arg in engine_container(manifests(engine=given | stored))["args"] if "kv-offloading" in arg]
+    assert sizes == ([] if argument is None else [f"--kv-offloading-size={argument}"])
+
+
 def test_the_same_pool_gives_the_same_manifests():
     assert manifests() == manifests()
 

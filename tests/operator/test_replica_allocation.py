@@ -12,7 +12,7 @@ def node_pool(name, *, replicas=1, least=0, most=None, gpus=1, cost=1.0, externa
         "name": name, "replicas": replicas, "minReplicas": least, "gpus": gpus, "costWeight": cost, "tensorParallel": 1,
         "scaledBy": "external" if external else scaled_by, **({} if most is None else {"maxReplicas": most}),
     }  # fmt: skip
-    engine = {"kind": "vllm", "offloadGiB": 0, "sharedMemory": "8Gi", "startupTimeout": "20m", "drainTimeout": "10m"}
+    engine = {"kind": "vllm", "sharedMemory": "8Gi", "startupTimeout": "20m", "drainTimeout": "10m"}
     return node_pool_spec.node_pool(item, engine, {"name": "demo"})
 
 

@@ -141,6 +141,33 @@ def test_a_defect_in_the_work_on_one_key_does_not_stop_the_others(in_virtual_tim
     assert "ZeroDivisionError" in caplog.text
 
 
+def test_a_pause_that_the_api_server_asks_for_is_kept_whatever_is_added(in_virtual_time):
+    class Busy(Expected):
+        retry_after_s = 30.0
+
+    calls = []
+
+    async def work(key):
+        calls.append((asyncio.get_running_loop().time(), key))
+        if key == "busy" and len(calls) < 4:
+            raise Busy
+
+    async def story():
+        loop = asyncio.get_running_loop()
+
+        def add(listed):
+            listed.add("busy")
+            for at_s in (1, 10, 29):
+                loop.call_later(at_s, listed.add, "busy")
+                loop.call_later(at_s, listed.add, "other")
+
+        await served(work, ends_at_s=100, add=add)
+
+    in_virtual_time(story())
+    assert [at for at, key in calls if key == "busy"] == [0, 30]
+    assert [at for at, key in calls if key == "other"] == [1, 10, 29]
+
+
 def test_success_resets_the_delay(in_virtual_time):
     calls = []
 

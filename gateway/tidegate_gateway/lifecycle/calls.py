@@ -19,7 +19,7 @@ from tidegate_gateway.lifecycle import (
     relay,
     settlement,
 )
-from tidegate_gateway.observe import call_record, log_lines, prometheus_metrics, tracing_spans
+from tidegate_gateway.observe import call_record, log_fields, prometheus_metrics, tracing_spans
 from tidegate_gateway.openai import error_table, parsed_request
 from tidegate_policy.model import Call, EngineId
 
@@ -224,7 +224,7 @@ def _log(record: call_record.CallRecord) -> None:
     logger.info(
         "call %s%s attempt=%d queue_ms=%d outcome=%s",
         call.id,
-        log_lines.named(named),
+        log_fields.named(named),
         record.attempts,
         round(record.queue_s * 1000),
         record.outcome,

@@ -17,6 +17,11 @@ from tidegate_operator.spec import Json
 class ClusterError(Exception):
     """The API server answered with an error or could not be asked. Trying again may help."""
 
+    def __init__(self, message: str, *, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """Time for which the API server asks not to try again."""
+
 
 class RejectedError(ClusterError):
     """The API server understood the request and rejected it; the message is the API server's own."""

@@ -33,6 +33,10 @@ FIELD_MANAGER = "tidegate-operator"
 APPLY = "application/apply-patch+yaml"
 """Content type of server-side apply."""
 TIMEOUT_S = 20.0
+PAUSE = re.compile(r"[0-9]{1,9}")
+"""Seconds in the header Retry-After; the other form, a date, is not used by API servers."""
+LONGEST_PAUSE_S = 600
+"""That the API server may ask for."""
 LOG_BYTES = 512
 """Most of a log that is read."""
 UNTYPED = ("failed to create typed patch object", "failed to convert new object")
@@ -247,7 +251,9 @@ class ApiServer:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ClusterError(f"the API server did not answer {method} {path}: {error!r}") from error
         if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
-            raise exceptions.ApiException(status=answer.status, reason=answer.reason, body=text)
+            refused = exceptions.ApiException(status=answer.status, reason=answer.reason, body=text)
+            refused.headers = answer.headers
+            raise refused
         return text
 
 
@@ -283,7 +289,13 @@ def _pool(name: str) -> Json:
 def _translate(error: exceptions.ApiException) -> ClusterError:
     message = _message(error)
     is_rejected = error.status in (400, 403, 405, 409, 413, 415, 422) or message.startswith(UNTYPED)
-    return (RejectedError if is_rejected else ClusterError)(message)
+    return RejectedError(message) if is_rejected else ClusterError(message, retry_after_s=_retry_after_s(error))
+
+
+def _retry_after_s(error: exceptions.ApiException) -> float:
+    """For how long the API server asks for no further attempt, for example because it has too many requests (429)."""
+    stated = (error.headers or {}).get("Retry-After", "")
+    return float(min(int(stated), LONGEST_PAUSE_S)) if PAUSE.fullmatch(stated) else 0.0
 
 
 def _message(error: exceptions.ApiException) -> str:

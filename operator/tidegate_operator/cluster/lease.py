@@ -38,14 +38,21 @@ class LeaseStore(Protocol):
         """Creates or replaces the Lease; None when another process wrote or deleted it first."""
 
 
-async def hold(leases: LeaseStore, *, identity: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Waits for the Lease, runs `work` while it is held, and releases it when `work` ends.
+async def hold(
+    leases: LeaseStore,
+    *,
+    identity: str,
+    work: Callable[[], Coroutine[Any, Any, None]],
+    answered: Callable[[], None] = lambda: None,
+) -> None:
+    """Waits for the Lease, runs `work` while it is held, and releases it when `work` ends. Calls `answered` for each answer
+    of the API server.
 
     When the Lease is lost, cancels `work` and raises LostError. Errors of `work` are raised unchanged.
     """
-    candidate = _Candidate(leases, identity)
+    candidate = _Candidate(leases, identity, answered)
     while not await candidate.try_to_hold():
-        await asyncio.sleep(RETRY_S)
+        await asyncio.sleep(candidate.pause_s)
     log.info("%s holds the Lease", identity)
     try:
         async with asyncio.TaskGroup() as group:
@@ -70,7 +77,7 @@ async def _renew(candidate: "_Candidate") -> None:
 
 async def _renew_once(candidate: "_Candidate") -> None:
     while True:
-        await asyncio.sleep(RETRY_S)
+        await asyncio.sleep(candidate.pause_s)
         if await candidate.try_to_hold():
             return
         if candidate.holder != candidate.identity:
@@ -80,8 +87,11 @@ async def _renew_once(candidate: "_Candidate") -> None:
 class _Candidate:
     """One process, and the Lease as it last saw it."""
 
-    def __init__(self, leases: LeaseStore, identity: str) -> None:
+    def __init__(self, leases: LeaseStore, identity: str, answered: Callable[[], None]) -> None:
         self.identity = identity
+        self._answered = answered
+        self.pause_s = float(RETRY_S)
+        """Time until the next attempt."""
         self.holder = ""
         """The holder that this process last saw."""
         self.renewed_at_s = 0.0
@@ -94,12 +104,15 @@ class _Candidate:
     async def try_to_hold(self) -> bool:
         """Takes or renews the Lease; false when another process holds it or the API server does not answer in time."""
         sent_at_s = asyncio.get_running_loop().time()
+        self.pause_s = float(RETRY_S)
         try:
             async with asyncio.timeout(CALL_S):
                 taken = await self._take()
         except (ClusterError, TimeoutError) as error:
             log.warning("the Lease: %s", str(error) or "no answer in time")
+            self.pause_s = max(self.pause_s, getattr(error, "retry_after_s", 0.0))
             return False
+        self._answered()
         if taken:
             self.renewed_at_s = sent_at_s
         return taken

@@ -8,6 +8,7 @@ from typing import Any
 
 from tidegate_operator import node_pool_spec
 from tidegate_operator.pod_placement import Json
+from tidegate_operator.render import default_resources
 
 CLAIM = "gpu"
 """Name of the claim in the pod."""
@@ -30,12 +31,13 @@ def pod_fields(node_pool: node_pool_spec.NodePool) -> dict[str, Any]:
 
 
 def resources(node_pool: node_pool_spec.NodePool) -> dict[str, Any]:
-    """What the container of an engine requests."""
-    given, devices = node_pool.engine.resources, node_pool.devices
+    """What the container of an engine requests, and its limits."""
+    devices = node_pool.devices
+    given = default_resources.completed(node_pool.engine.resources, default_resources.of_engine(node_pool))
     if devices.claim_template:
         return {**given, "claims": [{"name": CLAIM}]}
     if not devices.count:
-        return dict(given)
+        return given
     return {**given, "limits": {**given.get("limits", {}), devices.resource: str(devices.count)}}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from tidegate_control import pool_token
-from tidegate_operator import node_pool_spec, spec
+from tidegate_operator import node_pool_spec, quantity, spec
 from tidegate_operator.render import (
     accelerators,
     ca_bundle,
@@ -173,8 +173,8 @@ def _vllm(
         yield f"--max-num-queued-reqs={pool.gateway.max_waiting}"
     if pool.model.max_model_len is not None and not node_pool.has_own_model:
         yield f"--max-model-len={pool.model.max_model_len}"
-    if pool.engine.offload_gib:
-        yield f"--kv-offloading-size={pool.engine.offload_gib}"
+    if offload := quantity.number(pool.engine.offload):
+        yield f"--kv-offloading-size={float(offload) / 2**30:g}"
     yield from engine_profile.arguments(node_pool)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidegate_operator import node_pool_spec, spec
-from tidegate_operator.render import ca_bundle, pods
+from tidegate_operator.render import ca_bundle, default_resources, pods
 from tidegate_operator.weights import weight_source
 
 CONTAINER, ADAPTER = "weights", "adapter-"
@@ -22,8 +22,6 @@ VOLUME, FOLDER = "tidegate-weights", "/weights"
 REPORT = "/dev/termination-log"
 MOST_IN_A_STEP = 4
 """Adapters whose calls vLLM runs in one step (--max-loras), unless the engine's arguments say otherwise."""
-_SMALL = {"requests": {"cpu": "500m", "memory": "512Mi"}}
-"""Resources of the download where the engine has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +185,7 @@ def _cached(
         ],
         env=ca_bundle.env(pool),
         mounts=[{"name": VOLUME, "mountPath": FOLDER}, *ca_bundle.mounts(pool)],
-        resources=dict(node_pool.engine.resources) or _SMALL,
+        resources=default_resources.completed(node_pool.engine.resources, default_resources.DOWNLOAD),
         terminationMessagePolicy="FallbackToLogsOnError",
         **_variables_of(model.secret),
     )

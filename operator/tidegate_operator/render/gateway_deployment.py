@@ -19,6 +19,7 @@ from tidegate_operator import node_pool_cost, node_pool_spec, spec
 from tidegate_operator.render import (
     ca_bundle,
     child_metadata,
+    default_resources,
     engine_profile,
     gateway_api,
     pods,
@@ -216,7 +217,7 @@ def _pod(pool: spec.Pool, image: pods.Image) -> dict[str, Any]:
             ),
             *ca_bundle.mounts(pool),
         ],
-        resources=dict(pool.gateway.resources),
+        resources=default_resources.completed(pool.gateway.resources, default_resources.GATEWAY),
         # Probes use the metrics port: many clients on the client port must not make the gateway look dead.
         startupProbe=pods.http_probe("/health", port="metrics", period_s=1, failures=60),
         readinessProbe=pods.http_probe("/ready", port="metrics"),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tidegate_operator import spec
-from tidegate_operator.render import child_metadata, pods
+from tidegate_operator.render import child_metadata, default_resources, pods
 
 COMPONENT = "valkey"
 PORT = 6379
@@ -81,7 +81,7 @@ def _pod(pool: spec.Pool, image: pods.Image, *, ipv6: bool) -> dict[str, Any]:
         args=["--bind", *(("*", "-::*") if ipv6 else ("0.0.0.0",)), *_ARGUMENTS.split(), "--save", ""],
         env=[child_metadata.secret_variable(pool, "STORE_PASSWORD", child_metadata.PASSWORD_KEY)],
         mounts=[{"name": "data", "mountPath": DATA}],
-        resources={"requests": {"cpu": "100m", "memory": "128Mi"}},
+        resources=default_resources.completed(pool.store.resources, default_resources.STORE),
         readinessProbe=probe,
         livenessProbe={**probe, "failureThreshold": 6},
     )

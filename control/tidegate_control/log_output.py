@@ -1,7 +1,7 @@
 """The log on its way to stderr. A program that does not read it stops no call.
 
 A line is written at once while the pipe has room for it. When the pipe is full, a thread waits for the reader, and the
-lines that follow wait behind it within a bound; lines beyond the bound are dropped and counted. So a busy gateway has no
+lines that follow wait behind it within a bound; lines beyond the bound are dropped and counted. So a busy process has no
 further thread, and a write never blocks the event loop.
 """
 

@@ -1,23 +1,21 @@
-"""One record is one line of the log: text of clients, engines and other people cannot forge further lines or fields.
+"""One record is one line of the log: text of clients, engines and other people cannot forge further lines.
 
-`Formatter` escapes control characters in messages and marks the lines of tracebacks. `named` writes the fields of a line.
+`Formatter` escapes control characters in messages and marks the lines of tracebacks.
 """
 
 import logging
 import re
-from collections.abc import Mapping
 
-from tidegate_gateway.observe import log_output
+from tidegate_control import log_output
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 MARK = "  | "
 """Before each line of a traceback; no record begins with it."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_PLAIN = re.compile(r"[A-Za-z0-9._~:@+/-]+")
 
 
 class Formatter(logging.Formatter):
-    """The format of the gateway's log."""
+    """The format of the logs of gateways and operators."""
 
     def __init__(self) -> None:
         super().__init__(FORMAT)
@@ -42,18 +40,6 @@ def configure(level: str) -> None:
 def escaped(text: str) -> str:
     """Text in which control characters are written as escapes."""
     return _CONTROL.sub(_escape, text)
-
-
-def named(fields: Mapping[str, str | None]) -> str:
-    """Fields as ` name=value`; those without a value are left out, and a value that is no plain word is quoted."""
-    return "".join(f" {name}={_word(value)}" for name, value in fields.items() if value)
-
-
-def _word(value: str) -> str:
-    if _PLAIN.fullmatch(value):
-        return value
-    inner = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped(inner)}"'
 
 
 def _escape(match: re.Match[str]) -> str:
