@@ -136,7 +136,7 @@ class PlanExecution:
             scheduler.max_num_active_reqs = min(plan.max_running, present + plan.max_starts)
         for call_id in plan.paused:
             request = scheduler.requests.get(call_id)
-            # vLLM counts the adapters of the calls that compute, so one that pauses would make room for an adapter too many.
+            # vLLM counts the adapters of the calls that compute. Beside one that pauses it would start one too many.
             if request is not None and not (scheduler.lora_config and request.lora_request):
                 eligible = scheduler.current_step + 2  # `schedule` counts the step first
                 request.next_decode_eligible_step = max(request.next_decode_eligible_step, eligible)

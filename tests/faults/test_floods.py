@@ -8,8 +8,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import grpc
 import affordable_files
+import grpc
 import orjson
 import pytest
 import steady_calls

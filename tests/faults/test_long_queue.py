@@ -13,8 +13,8 @@ import socket
 import statistics
 from typing import Any
 
-import grpc_peer
 import affordable_files
+import grpc_peer
 import orjson
 import pytest
 
