@@ -23,6 +23,10 @@ from tidegate_policy import duration, policies
 ADMIN = "http://127.0.0.1:8001"
 PROPAGATION_S = 15.0
 """The steering loop observes every few seconds and may need this long to set an override on all engines."""
+NOT_EVERYWHERE = (
+    f"not every engine has it after {PROPAGATION_S:.0f} s; the operator (or `tidegate up`) sets the policy of engines, a gateway "
+    "alone that of its own queue\n"
+)
 POLL_S = 0.5
 WATCH_S = 1.0
 IN_FORCE = "in force"
@@ -145,6 +149,8 @@ def standing(engine: Mapping[str, Any], policy: str) -> str:
         return f"keeps vLLM's own scheduler: {engine['fallback']}"
     if engine["policy"] is None:
         return "its control port does not answer"
+    if engine["reason"] is not None:
+        return f"{engine['reason']}; its policy was {engine['policy']}"
     return IN_FORCE if engine["policy"] == policy else f"still {engine['policy']}"
 
 
@@ -160,7 +166,12 @@ async def _ask(admin: str, body: dict[str, Any] | None) -> tuple[dict[str, Any],
                 policy: dict[str, Any] = state["policy"]
                 engines = {engine["name"]: standing(engine, policy["name"]) for engine in state["engines"]}
                 waited = {engines[engine["name"]] for engine in state["engines"] if engine["control"]}
-                if waited <= {IN_FORCE} or asyncio.get_running_loop().time() >= give_up:
+                now = asyncio.get_running_loop().time()
+                if waited <= {IN_FORCE}:
+                    return policy, engines
+                if now >= give_up:
+                    if body and body["policy"]:
+                        sys.stderr.write(NOT_EVERYWHERE)
                     return policy, engines
                 await asyncio.sleep(POLL_S)
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:

@@ -229,11 +229,12 @@ async def _drain(gateway: running_gateway.Gateway) -> None:
             await gateway.relquery_runner.drained()
             await gateway.workflows.recorded()
     except TimeoutError:
-        if not gateway.placements.in_progress:
-            return  # only ends wait for the store, and `_leave` tries once more
-        logger.warning(
-            "%d calls did not finish within %.3g s and are cut", gateway.placements.in_progress, timeouts.drain_s
-        )
+        if gateway.workflows.unrecorded:
+            waiting = gateway.workflows.unrecorded
+            logger.warning("%d ends of calls still wait for the store after %.3g s", waiting, timeouts.drain_s)
+        if gateway.placements.in_progress:
+            left = gateway.placements.in_progress
+            logger.warning("%d calls did not finish within %.3g s and are cut", left, timeouts.drain_s)
         gateway.placements.cut_all()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CUT_S):

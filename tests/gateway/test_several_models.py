@@ -88,6 +88,20 @@ async def test_an_engine_that_serves_another_model_than_its_entry_names_gets_no_
         assert reasons["large-1"] == "serves wrong, not large"
 
 
+async def test_a_name_that_engines_of_two_models_list_belongs_to_one_of_them(up: Any) -> None:
+    async with (
+        fake_engine.engine(adapters=("sql",)) as small,
+        fake_engine.engine(model="large", adapters=("fake", "sql"), context_tokens=10) as large,
+        up(entry(small), entry(large, model="large"), model="fake") as client,
+    ):
+        asked = [client.ask(model=model) for model in ("fake", "sql", "large") for _ in range(6)]
+        assert {status for status, _, _ in await asyncio.gather(*asked)} == {200}
+        assert {body["model"] for body in small.bodies} == {"fake", "sql"}
+        assert {body["model"] for body in large.bodies} == {"large"}
+        models = {shown["name"]: shown["model"] for shown in client.state()["engines"]}
+        assert sorted(models.values()) == ["fake", "large"]
+
+
 def test_settings_with_several_models_name_each_of_them_once() -> None:
     engines = [engine_entries.StaticEngine(url="http://a:1"), engine_entries.StaticEngine(url="http://b:1", model="m")]
     assert engine_entries.problems("n", engines, []) == []

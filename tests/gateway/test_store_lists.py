@@ -92,7 +92,7 @@ async def test_records_and_lists_are_bounded_in_bytes(valkey_url: str) -> None:
                 await store.finish("w0", "c", ok=True)
         with pytest.raises(store_contract.Rejected, match="too_many_stages"):
             await store.join("w0", long[-1], "c", deadline_ms=None, tenant="")
-        assert 40 * 1024 < await server.strlen(f"{prefix}workflow:w0") <= stage_declaration.MOST_RECORD_BYTES
+        assert 32 * 1024 < await server.strlen(f"{prefix}workflow:w0") <= stage_declaration.MOST_RECORD_BYTES
         large = await server.get(f"{prefix}workflow:w0")
         for flow_id in range(20):
             await server.set(f"{prefix}workflow:w{flow_id}", large)
@@ -100,6 +100,21 @@ async def test_records_and_lists_are_bounded_in_bytes(valkey_url: str) -> None:
         assert 1 < len(rows) < 20
         assert more
         assert len((await store.listed(None, 1))[0]) == 1
+
+
+async def test_the_record_of_stages_that_run_at_the_same_time_is_bounded_in_bytes(valkey_url: str) -> None:
+    async with pool(valkey_url) as (store, server, prefix):
+        names = [f"{number:03}" + "x" * 125 for number in range(stage_declaration.MOST_STAGES)]
+        begun = []
+        with contextlib.suppress(store_contract.Rejected):
+            for name in names[:-1]:
+                await store.join("w0", name, f"c{name}", deadline_ms=60_000, tenant="")
+                begun.append(name)
+        for name in begun[:-1]:
+            await store.finish("w0", f"c{name}", ok=True)
+        with contextlib.suppress(store_contract.Rejected):
+            await store.join("w0", names[-1], "last", deadline_ms=None, tenant="")
+        assert 32 * 1024 < await server.strlen(f"{prefix}workflow:w0") <= stage_declaration.MOST_RECORD_BYTES
 
 
 async def test_the_record_of_the_largest_declaration_is_bounded_in_bytes(valkey_url: str) -> None:

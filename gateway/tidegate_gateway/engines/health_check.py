@@ -64,7 +64,7 @@ class EngineHealth:
     listed: tuple[str, ...] = ()
     """The models that it listed, if it answered the last health check."""
     models: tuple[str, ...] = ()
-    """The same, where the gateway's model is among them."""
+    """The same, where the engine's own model is among them."""
     context_tokens: int | None = None
     """The length of its context, if it tells it."""
     load: metrics_scrape.Load = field(default_factory=metrics_scrape.Load)
@@ -104,7 +104,7 @@ class EngineHealth:
 
 
 class ServedModel:
-    """Decides which model all engines of a gateway serve, where the settings name none for it or for an engine.
+    """Decides which model the engines without one of their own serve, where the settings name none for it or for an engine.
 
     It is the model that most engines list, so one engine cannot name it alone beside several others. It is decided once
     each engine was checked, and again while no engine serves it, or when more than half of all engines list another one:

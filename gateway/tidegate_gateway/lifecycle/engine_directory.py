@@ -56,9 +56,10 @@ class EngineDirectory:
         self._contexts: dict[str | None, context_lengths.ContextLengths] = {None: context_lengths.ContextLengths()}
         """By the model of the engines; None = the gateway's."""
         self._base: dict[str, str | None] = {}
-        """By the name of an adapter or a model beside the gateway's: the model of the engines that list it."""
+        """By the name of a model or an adapter: the model of the engines that serve it; None = the gateway's. Of several
+        models whose engines list a name, the gateway's has it, or else the first by name."""
         self._listing: weakref.WeakValueDictionary[str, _Engines] = weakref.WeakValueDictionary()
-        """The engines that list each adapter of which a call waits or is out."""
+        """The engines that serve each model or adapter of which a call waits or is out."""
         self._engines: dict[EngineId, EngineReport] = {}
         self._others: Mapping[EngineId, Backlog] = {}
 
@@ -98,7 +99,7 @@ class EngineDirectory:
             return None
         engines = self._listing.get(model)
         if engines is None:
-            engines = self._listing[model] = _Engines(one.id for one in self._engines.values() if model in one.models)
+            engines = self._listing[model] = _Engines(self._serving(model))
         return engines
 
     def engines_at(self, endpoints: Iterable[str]) -> frozenset[EngineId]:
@@ -149,8 +150,15 @@ class EngineDirectory:
             self._contexts.setdefault(model, context_lengths.ContextLengths()).set(
                 {one.id: one.context_tokens for one in told}
             )
-        self._base = {model: one.model for one in engines for model in one.models if one.model is not None}
+        last_first = sorted(engines, key=lambda one: one.model or "", reverse=True)
+        self._base = {name: one.model for one in last_first for name in one.models}
+        self._base.update({name: None if name == self.served else name for name in self._declared})
         self.models = sorted({model for one in engines for model in one.models} | self._declared)
         for name, listing in self._listing.items():  # calls that wait have these sets
             listing.clear()
-            listing.update(one.id for one in engines if name in one.models)
+            listing.update(self._serving(name))
+
+    def _serving(self, model: str) -> list[EngineId]:
+        """The engines that list the model or adapter, apart from those of other models that list the same name."""
+        base = self._base.get(model)
+        return [one.id for one in self._engines.values() if model in one.models and one.model == base]

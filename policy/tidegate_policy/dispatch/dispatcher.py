@@ -9,13 +9,12 @@ papers' early binding). With a bound the rest wait here, under the same policy a
 engine that has room (late binding).
 """
 
-import heapq
 import random
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from tidegate_policy import policies
 from tidegate_policy.admit import retries, tenant_shares, workflow_gate
-from tidegate_policy.dispatch import call_records, prefix_index, rules, traffic_split, waiting_limits
+from tidegate_policy.dispatch import call_records, prefix_index, rules, traffic_split, waiting_calls, waiting_limits
 from tidegate_policy.dispatch.core_actions import Action, GiveUp, Send, Shed
 from tidegate_policy.dispatch.engine_table import Engine, EngineTable
 from tidegate_policy.dispatch.routing import DispatchSettings, Prices, RoutableEngine, RoutingContext
@@ -24,8 +23,8 @@ from tidegate_policy.waiting_queue import WaitingQueue
 
 EXPIRED_AT_ONCE = 64
 """Calls that one event sheds because their time is over."""
-SLACK_EXPIRIES = 64
-"""Expiries of calls that no longer wait, tolerated beyond one for each waiting call."""
+MOST_PASSED = 64
+"""Waiting calls that an arrival passes over, because the engines with room serve none of them."""
 
 
 class Dispatcher:
@@ -51,11 +50,7 @@ class Dispatcher:
         self.tenants = tenant_shares.TenantShares(policy, bounded=limits.share_among_tenants, limits=engines.limits)
         self._warm: Sequence[RoutableEngine] = ()
         """The engines that have `cached_tokens` of the last call."""
-        self._waiting: dict[CallId, call_records.Waiting] = {}
-        self.waiting_by_class_and_tenant: dict[tuple[str, str], int] = {}
-        """How many calls of each class and tenant wait; no entry is 0."""
-        self._expiries: list[tuple[float, CallId]] = []
-        """A heap of (expiry, call). Entries of calls that no longer wait are skipped, and removed when they are many."""
+        self._waiting = waiting_calls.WaitingCalls()
         self._out: dict[CallId, call_records.Out] = {}
         self._limits = limits
         self._retry = retry
@@ -90,6 +85,11 @@ class Dispatcher:
         return len(self._queue) + len(self.gate) + len(self.tenants)
 
     @property
+    def waiting_by_class_and_tenant(self) -> Mapping[tuple[str, str], int]:
+        """How many calls of each class and tenant wait; no entry is 0."""
+        return self._waiting.by_class_and_tenant
+
+    @property
     def inflight(self) -> int:
         """Calls at engines."""
         return len(self._out)
@@ -107,7 +107,7 @@ class Dispatcher:
     def waiting_since_s(self) -> dict[str, float]:
         """By class: the arrival of the call that began to wait first."""
         found: dict[str, float] = {}
-        for waiting in self._waiting.values():
+        for waiting in self._waiting.by_id.values():
             found.setdefault(waiting.call.slo_class, waiting.call.arrived_at_s)
         return found
 
@@ -117,12 +117,12 @@ class Dispatcher:
 
     def next_expiry_at_s(self) -> float | None:
         """The instant at which `on_tick` has a call to shed, or a workflow to start; None while no call waits."""
-        expires_at_s, starts_at_s = self._next_expiry_at_s(), self.gate.next_start_at_s()
+        expires_at_s, starts_at_s = self._waiting.next_expiry_at_s(), self.gate.next_start_at_s()
         return min((at_s for at_s in (expires_at_s, starts_at_s) if at_s is not None), default=None)
 
     def expires_at_s(self, call_id: CallId) -> float | None:
         """The instant at which the call is shed unless it has got an engine; None if it does not wait."""
-        waiting = self._waiting.get(call_id)
+        waiting = self._waiting.by_id.get(call_id)
         return None if waiting is None else waiting.expires_at_s
 
     # Events.
@@ -140,21 +140,23 @@ class Dispatcher:
         actions: list[Action] = []
         self.tenants.competes(now, call)
         self._hold_again(now)
-        if self.waiting >= self._limits.max_waiting and (held or not self._engines.with_room(now)):
+        rooms = self._engines.with_room(now)
+        has_room = bool(rooms) if only is None else any(engine.facts.id in only for engine in rooms)
+        if self.waiting >= self._limits.max_waiting and (held or not has_room):
             evicted = self.tenants.largest(now, call.tenant)
             if evicted is None:
                 return [self._shed(call, DropReason.SATURATED)]
-            self._waits_no_more(evicted.call)
+            self._waiting.pop(evicted.call)
             actions.append(self._shed(evicted.call, DropReason.EVICTED))
         prices = Prices(call)
         item = self._queued(call, prices)
         expires_at_s = self._expires_at_s(now, call)
-        self._wait(call, call_records.Waiting(call=call, prices=prices, expires_at_s=expires_at_s, only=only))
+        self._waiting.add(call_records.Waiting(call=call, prices=prices, expires_at_s=expires_at_s, only=only))
         if held and call.workflow is not None:
             self.gate.hold(item, call.workflow)
         else:
             self._start(now, item)
-        return [*actions, *self.pump(now)]
+        return [*actions, *self.pump(now, call.id)]
 
     def on_first_token(self, now: float, call_id: CallId) -> list[Action]:
         """The engine answers: the call is never moved again."""
@@ -179,7 +181,7 @@ class Dispatcher:
 
     def on_prediction(self, now: float, call: Call) -> None:
         """What is predicted of a waiting call has changed: it is ordered anew. An id that does not wait here is ignored."""
-        waiting = self._waiting.get(call.id)
+        waiting = self._waiting.by_id.get(call.id)
         if waiting is None:
             return
         waiting.call, waiting.prices = call, Prices(call)
@@ -215,7 +217,7 @@ class Dispatcher:
         item = self._queued(out.call, waiting.prices)
         self._enter(now, item)
         self._queue.push_preempted(item)
-        self._wait(out.call, waiting)
+        self._waiting.add(waiting)
         return self.pump(now)
 
     def on_end(self, now: float, call_id: CallId, *, ok: bool = True) -> list[Action]:
@@ -227,7 +229,7 @@ class Dispatcher:
         """The client went away."""
         item = self._take_out(now, call_id)
         if item is not None:
-            self._waits_no_more(item.call)
+            self._waiting.pop(item.call)
             return self.pump(now)
         return self.on_end(now, call_id, ok=False)
 
@@ -242,7 +244,7 @@ class Dispatcher:
         self._engines.remove(engine)
         self.prefixes.on_cleared(engine)
         self._rule.on_engine_gone(now, engine)
-        stranded = [each for each in self._waiting.values() if each.is_choosy and not self._may_serve(now, each)]
+        stranded = [each for each in self._waiting.by_id.values() if each.is_choosy and not self._may_serve(now, each)]
         return [*[self._shed_waiting(now, each.call.id) for each in stranded], *self.pump(now)]
 
     def on_cache_lost(self, engine: EngineId) -> None:
@@ -273,18 +275,19 @@ class Dispatcher:
     def on_tick(self, now: float) -> list[Action]:
         """Sheds calls whose time in the gateway is over, at most `EXPIRED_AT_ONCE` of them: then it is to be told again."""
         expired: list[Action] = []
-        while (expires_at_s := self._next_expiry_at_s()) is not None and expires_at_s <= now:
+        while (expires_at_s := self._waiting.next_expiry_at_s()) is not None and expires_at_s <= now:
             if len(expired) == EXPIRED_AT_ONCE:
                 break
-            expired.append(self._shed_waiting(now, heapq.heappop(self._expiries)[1]))
+            expired.append(self._shed_waiting(now, self._waiting.pop_expiry()))
         return [*expired, *self.pump(now)]
 
     def on_drain(self) -> None:
         """From here on new calls are shed; the waiting calls are still served."""
         self._draining = True
 
-    def pump(self, now: float) -> list[Action]:
-        """Starts workflows that may start, and sends calls from the head of the queue while some engine has room."""
+    def pump(self, now: float, arrived: CallId | None = None) -> list[Action]:
+        """Starts workflows that may start, and sends calls from the head of the queue while some engine has room. A call
+        that has just `arrived` does not search the whole queue for those that came before and fit."""
         self._hold_again(now)
         if len(self.gate):
             for item in self.gate.release(now):
@@ -293,33 +296,56 @@ class Dispatcher:
             for item in self.tenants.release(now, len(self._engines.accepting(now)), self._engines.prompt_seconds):
                 self._enqueue(now, item)
         actions: list[Action] = []
-        passed_over = False
+        passed = 0
+        stuck: set[int] = set()
         while self._queue.candidates:
             rooms = self._engines.with_room(now) or self._reserve(now)
             if not rooms:
                 break
             item = self._queue.peek()
             call = item.call
-            waiting = self._waiting[call.id]
+            waiting = self._waiting.by_id[call.id]
             allowed = [engine for engine in rooms if waiting.allows(engine.facts.id)] if waiting.is_choosy else rooms
-            if self.split is not None and now < self.split.until_s:
-                allowed = self.split.preferred(call, allowed)
+            if not allowed and (group := waiting_calls.group_of(waiting)) is not None:
+                stuck.add(group)
+                if self._waiting.are_all_in(stuck):
+                    break
+            allowed = self._preferred(now, call, allowed)
+            if not allowed and passed == MOST_PASSED and arrived is not None:
+                actions += self._sent_out_of_turn(now, arrived, rooms)
+                break
             if not allowed:
                 self._queue.pass_over()
-                passed_over = True
+                passed += 1
             elif call.deadline_at_s is not None and call.deadline_at_s <= now:
                 self._queue.remove(call.id)
-                self._waits_no_more(call)
+                self._waiting.pop(call)
                 self._left(now, call)
                 actions.append(self._shed(call, DropReason.DEADLINE_UNREACHABLE))
             else:
                 self._queue.start(now, call.id)
                 actions.append(self._send(now, item, allowed))
-        if passed_over:
+        if passed:
             self._queue.end_scan()  # it looks at every lane, and most calls of `pump` pass over nothing
         return actions
 
     # The machinery.
+
+    def _preferred(self, now: float, call: Call, engines: list[Engine]) -> list[Engine]:
+        """Those of the engines to which a division of the calls leads this one."""
+        return self.split.preferred(call, engines) if self.split is not None and now < self.split.until_s else engines
+
+    def _sent_out_of_turn(self, now: float, call_id: CallId, rooms: Sequence[Engine]) -> list[Action]:
+        """Sends a call of the queue if an engine with room may serve it. Those before it could have had that room."""
+        item = self._queue.get(call_id)
+        if item is None:
+            return []
+        waiting = self._waiting.by_id[call_id]
+        engines = self._preferred(now, item.call, [engine for engine in rooms if waiting.allows(engine.facts.id)])
+        if not engines:
+            return []
+        self._queue.start(now, call_id)
+        return [self._send(now, item, engines)]
 
     def _start(self, now: float, item: policies.QueuedRequest) -> None:
         """The workflow of the call may run, so the call waits for the share of its tenant, or for an engine."""
@@ -368,19 +394,14 @@ class Dispatcher:
         if item is not None:
             self._left(now, item.call)
             return item
-        if call_id not in self._waiting:
+        if call_id not in self._waiting.by_id:
             return None
-        return self.gate.remove(call_id) or self.tenants.remove(now, call_id, self._waiting[call_id].call.tenant)
-
-    def _next_expiry_at_s(self) -> float | None:
-        while self._expiries and not self._still_waits(*self._expiries[0]):
-            heapq.heappop(self._expiries)
-        return self._expiries[0][0] if self._expiries else None
+        return self.gate.remove(call_id) or self.tenants.remove(now, call_id, self._waiting.by_id[call_id].call.tenant)
 
     def _send(self, now: float, item: policies.QueuedRequest, engines: Sequence[Engine]) -> Send:
         call = item.call
         routable = [engine.routable for engine in engines]
-        waited = self._waits_no_more(call)
+        waited = self._waiting.pop(call)
         self._look_up(call, routable)
         context = RoutingContext(
             now=now,
@@ -463,33 +484,12 @@ class Dispatcher:
         ttl_s = self._limits.ttl_s
         return now + (max(ttl_s, self._limits.hold_s) if self._holds(now) else ttl_s)
 
-    def _wait(self, call: Call, waiting: call_records.Waiting) -> None:
-        self._waiting[call.id] = waiting
-        counts, key = self.waiting_by_class_and_tenant, (call.slo_class, call.tenant)
-        counts[key] = counts.get(key, 0) + 1
-        heapq.heappush(self._expiries, (waiting.expires_at_s, call.id))
-        if len(self._expiries) > 2 * len(self._waiting) + SLACK_EXPIRIES:
-            self._expiries = [entry for entry in self._expiries if self._still_waits(*entry)]
-            heapq.heapify(self._expiries)
-
-    def _waits_no_more(self, call: Call) -> call_records.Waiting:
-        """Forgets that the call waits; what was remembered of it."""
-        counts, key = self.waiting_by_class_and_tenant, (call.slo_class, call.tenant)
-        counts[key] -= 1
-        if not counts[key]:
-            del counts[key]
-        return self._waiting.pop(call.id)
-
-    def _still_waits(self, expires_at_s: float, call_id: CallId) -> bool:
-        waiting = self._waiting.get(call_id)
-        return waiting is not None and waiting.expires_at_s == expires_at_s
-
     def _shed_waiting(self, now: float, call_id: CallId) -> Shed:
         """Sheds a call that waits, with the reason why no engine will serve it."""
         item = self._take_out(now, call_id)
         if item is None:
             raise AssertionError(f"call {call_id!r} is to be shed but does not wait")
-        waiting = self._waits_no_more(item.call)
+        waiting = self._waiting.pop(item.call)
         if not self._may_serve(now, waiting):
             return self._shed(item.call, DropReason.NO_ENGINES)
         timed = item.call.deadline_at_s is not None

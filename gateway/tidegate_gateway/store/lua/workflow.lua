@@ -65,7 +65,7 @@ local function uncharge(id)
   if redis.call('HDEL', sizes, id) == 1 then add_to_totals(tenant, -bytes - kept) end
 end
 
-local by_name = {} -- the stages of a document; a document may name four thousand in its `after` lists
+local by_name = {} -- the stages of a document; a document may name three thousand in its `after` lists
 
 local function find(doc, name)
   local known = by_name[doc]
@@ -331,10 +331,11 @@ local function extend(doc, name)
   return stage
 end
 
--- The most bytes that the record can have with one more stage, once all stages are over.
+-- The most bytes that the record can have with one more stage, once all stages are over. A later stage may name each of
+-- them once more.
 local function grown_bytes(doc)
   local bytes = args.record_bytes + args.stage_bytes + 2 * #args.stage + 2
-  for _, stage in ipairs(doc.stages) do bytes = bytes + args.stage_bytes + #stage.name + 2 * #stage.after end
+  for _, stage in ipairs(doc.stages) do bytes = bytes + args.stage_bytes + 2 * #stage.name + 2 + #stage.after end
   return bytes
 end
 

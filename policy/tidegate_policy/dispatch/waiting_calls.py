@@ -1,0 +1,79 @@
+"""Which calls wait, how many of each kind, and whose wait ends first?
+
+The order in which they leave is that of `waiting_queue`. Calls with the same engines to choose from are a group: where the
+engines with room serve none of the groups that wait, the queue need not be searched.
+"""
+
+import heapq
+from collections.abc import Set
+from typing import Any
+
+from tidegate_policy.dispatch.call_records import Waiting
+from tidegate_policy.model import Call, CallId
+
+SLACK_EXPIRIES = 64
+"""Expiries of calls that no longer wait, tolerated beyond one for each waiting call."""
+
+
+class WaitingCalls:
+    """What is remembered of the waiting calls."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[CallId, Waiting] = {}
+        self.by_class_and_tenant: dict[tuple[str, str], int] = {}
+        """How many calls of each class and tenant wait; no entry is 0."""
+        self._groups: dict[int, int] = {}
+        """How many calls of each group wait, by the identity of the engines that they may go to; no entry is 0."""
+        self._expiries: list[tuple[float, CallId]] = []
+        """A heap of (expiry, call). Entries of calls that no longer wait are skipped, and removed when they are many."""
+
+    def add(self, waiting: Waiting) -> None:
+        """The call begins to wait."""
+        call = waiting.call
+        self.by_id[call.id] = waiting
+        _more(self.by_class_and_tenant, (call.slo_class, call.tenant))
+        _more(self._groups, id(waiting.only))
+        heapq.heappush(self._expiries, (waiting.expires_at_s, call.id))
+        if len(self._expiries) > 2 * len(self.by_id) + SLACK_EXPIRIES:
+            self._expiries = [entry for entry in self._expiries if self._still_waits(*entry)]
+            heapq.heapify(self._expiries)
+
+    def pop(self, call: Call) -> Waiting:
+        """The call waits no more; what was remembered of it. Raises `KeyError`."""
+        waiting = self.by_id.pop(call.id)
+        _less(self.by_class_and_tenant, (call.slo_class, call.tenant))
+        _less(self._groups, id(waiting.only))
+        return waiting
+
+    def are_all_in(self, groups: Set[int]) -> bool:
+        """Whether every call that waits is of one of these groups (`group_of`)."""
+        return self._groups.keys() <= groups
+
+    def next_expiry_at_s(self) -> float | None:
+        """The instant at which the first wait ends; None while no call waits."""
+        while self._expiries and not self._still_waits(*self._expiries[0]):
+            heapq.heappop(self._expiries)
+        return self._expiries[0][0] if self._expiries else None
+
+    def pop_expiry(self) -> CallId:
+        """The call whose wait ends at `next_expiry_at_s`. It waits until `pop`."""
+        return heapq.heappop(self._expiries)[1]
+
+    def _still_waits(self, expires_at_s: float, call_id: CallId) -> bool:
+        waiting = self.by_id.get(call_id)
+        return waiting is not None and waiting.expires_at_s == expires_at_s
+
+
+def group_of(waiting: Waiting) -> int | None:
+    """The group of a call; None for one that some engine of its group has failed."""
+    return None if waiting.avoid else id(waiting.only)
+
+
+def _more(counts: dict[Any, int], key: object) -> None:
+    counts[key] = counts.get(key, 0) + 1
+
+
+def _less(counts: dict[Any, int], key: object) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
