@@ -24,8 +24,8 @@ ADMIN = "http://127.0.0.1:8001"
 PROPAGATION_S = 15.0
 """The steering loop observes every few seconds and may need this long to set an override on all engines."""
 NOT_EVERYWHERE = (
-    f"not every engine has it after {PROPAGATION_S:.0f} s; the operator (or `tidegate up`) sets the policy of engines, a gateway "
-    "alone that of its own queue\n"
+    f"not every engine has it after {PROPAGATION_S:.0f} s; the operator (or `tidegate up`) sets the policy of engines, a "
+    "gateway alone that of its own queue\n"
 )
 POLL_S = 0.5
 WATCH_S = 1.0

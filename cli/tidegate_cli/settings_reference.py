@@ -61,7 +61,6 @@ UNITS = {
 SERVING_POOL = {
     "model": "model.name",
     "services[].nodePool": "nodePools[].name",
-    "services[].model": "nodePools[].modelName",
     "services[].profile": "nodePools[].profile",
     "classes": "classes",
     "defaultClass": "gateway.defaultClass",

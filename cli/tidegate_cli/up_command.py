@@ -144,7 +144,7 @@ async def _serve(
     needs_key = combined.settings.auth.required
     sys.stdout.write(welcome.text(options, combined.wanted, url=url, model=model, needs_key=needs_key))
     sys.stdout.flush()
-    controls = [engine.control for engine in started if engine.control]
+    controls = {engine.control: engine.name for engine in started if engine.control}
     await up_supervision.supervise(options, controls, family, interrupted, token=token)
     return 0
 

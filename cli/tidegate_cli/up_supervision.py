@@ -8,7 +8,7 @@ import asyncio
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import aiohttp
 
@@ -29,14 +29,14 @@ OBSERVATION_S = 2.0
 
 async def supervise(
     options: argparse.Namespace,
-    controls: Sequence[str],
+    controls: Mapping[str, str],
     family: processes.Family,
     interrupted: asyncio.Task[bool],
     *,
     token: str,
 ) -> None:
-    """Serves until a signal arrives. `controls` are the addresses of EngineControl, which require `token`. Raises `Failed`
-    when a process crashes too often."""
+    """Serves until a signal arrives. `controls` has the name of each engine by the address of its EngineControl, which
+    requires `token`. Raises `Failed` when a process crashes too often."""
     steered = asyncio.create_task(_steer(options, controls, token))
     kept = asyncio.create_task(_keep(family))
     try:
@@ -68,7 +68,7 @@ async def _keep(family: processes.Family) -> None:
         await family.restart(child)
 
 
-async def _steer(options: argparse.Namespace, controls: Sequence[str], token: str) -> None:
+async def _steer(options: argparse.Namespace, controls: Mapping[str, str], token: str) -> None:
     settings = steering_loop.Settings(
         allow=tuple(sorted(policies.POLICIES)),
         interval_s=INTERVAL_S,
@@ -83,7 +83,7 @@ async def _steer(options: argparse.Namespace, controls: Sequence[str], token: st
             await driver.retarget(controls)
             while True:
                 await asyncio.sleep(OBSERVATION_S)
-                known, behind = behind, driver.not_following()
+                known, behind = behind, {controls[at]: why for at, why in driver.not_following().items()}
                 sys.stderr.write(obedience(driver.active_policy, known, behind))
                 outcome = driver.observe(time.time(), await admin.override() or held, monotonic_s=time.monotonic())
                 if outcome.verdict.kind is not guards.Kind.KEEP:

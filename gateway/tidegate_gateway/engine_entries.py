@@ -19,8 +19,6 @@ class StaticEngine:
     """host:port of its EngineControl; null = it has none."""
     node_pool: str = ""
     """Name of the engine's group in the state and on the page."""
-    model: str | None = None
-    """The model that it serves beside the gateway's `model`; null = `model` itself."""
     profile: str | None = None
     """Name of a shipped cost profile; null (and no cost) = a default that learns online."""
     cost: Mapping[str, float] | None = None
@@ -48,8 +46,6 @@ class EngineService:
     """Port of each engine's EngineControl; null = they have none."""
     node_pool: str = ""
     """Name of the engines' group in the state and on the page."""
-    model: str | None = None
-    """The model that they serve beside the gateway's `model`; null = `model` itself."""
     profile: str | None = None
     """Name of a shipped cost profile; null (and no cost) = a default that learns online."""
     cost: Mapping[str, float] | None = None
@@ -72,17 +68,9 @@ def address_problem(url: str) -> str | None:
     return None
 
 
-def other_models(engines: Sequence[StaticEngine], services: Sequence[EngineService]) -> frozenset[str]:
-    """The models that some of them serve beside the gateway's."""
-    named = [*(engine.model for engine in engines), *(service.model for service in services)]
-    return frozenset(model for model in named if model is not None)
-
-
-def problems(model: str | None, engines: Sequence[StaticEngine], services: Sequence[EngineService]) -> list[str]:
-    """What is wrong with the entries; each problem begins with the path of its setting. `model` is the gateway's."""
+def problems(engines: Sequence[StaticEngine], services: Sequence[EngineService]) -> list[str]:
+    """What is wrong with the entries; each problem begins with the path of its setting."""
     found = []
-    if model is None and other_models(engines, services):
-        found.append("model must name the model of the engines without one, because others have a model of their own")
     names: dict[str, int] = {}
     urls: dict[str, int] = {}
     for i, engine in enumerate(engines):
@@ -100,8 +88,6 @@ def problems(model: str | None, engines: Sequence[StaticEngine], services: Seque
     )
     for group, entries in groups:
         for i, entry in enumerate(entries):
-            if entry.model is not None and entry.model in ("", model):
-                found.append(f"{group}[{i}].model must be another model than the gateway's: leave it out")
             if entry.cost is None:
                 continue
             try:

@@ -275,7 +275,7 @@ class Settings:
     """All settings of a gateway."""
 
     model: str | None = None
-    """The model of the engines that name none; null = the model that most engines list."""
+    """The model that every engine serves; null = the model that most engines list."""
     listen: Listen = field(default_factory=Listen)
     auth: access_settings.Auth = field(default_factory=access_settings.Auth)
     tls: access_settings.Tls = field(default_factory=access_settings.Tls)
@@ -455,7 +455,7 @@ def _problems(settings: Settings) -> list[str]:
         for tenant in settings.tenants
         if tenant.tokens_per_minute is not None and tenant.tokens_per_minute < 1
     ]
-    problems += engine_entries.problems(settings.model, settings.engines, settings.services)
+    problems += engine_entries.problems(settings.engines, settings.services)
     problems += _equal_ports(settings)
     for template in settings.workflows:
         try:

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable
 
-from tidegate_gateway import engine_entries, gateway_settings, http_client, tenant_budget
+from tidegate_gateway import gateway_settings, http_client, tenant_budget
 from tidegate_gateway.callers import authentication
 from tidegate_gateway.coordination import policy_choice, pool_clock, pool_exchange
 from tidegate_gateway.engines import discovery
@@ -61,11 +61,7 @@ class Gateway:
         self.loops = background_loop.BackgroundLoops(self.metrics)
         self.core = gateway_core.GatewayCore(gateway_settings.core_settings(settings), random.Random())
         self.placements = placement.Placements(self.core, self.metrics, self.recent, clock=clock)
-        self.directory = engine_directory.EngineDirectory(
-            self.placements,
-            served=settings.model,
-            others=engine_entries.other_models(settings.engines, settings.services),
-        )
+        self.directory = engine_directory.EngineDirectory(self.placements)
         self.discovery = discovery.Discovery(
             settings, connections, directory=self.directory, placements=self.placements, profiles=profiles
         )

@@ -75,6 +75,8 @@ def read(path: pathlib.Path) -> SettingsFile:
         raise BadSettings(f"{path}:{line}: {error.problem}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise BadSettings(f"{path} is not YAML: {error}") from error
+    except RecursionError as error:
+        raise BadSettings(f"{path} has too many levels of mappings and lists") from error
     finally:
         loader.dispose()
     if root is None or content is None:

@@ -1,9 +1,8 @@
 """Translates `spec.engine` and `spec.nodePools` into one frozen value for each node pool.
 
 A node pool has the settings of `spec.engine` with its own on top: lists are joined, resources, labels and annotations are
-joined by name, and every other field of the node pool replaces that of the engine. The adapters, the weights and the
-context length of `spec.model` are not those of a node pool that serves a model of its own. Of variables with the same
-name, `render.pods` keeps the last.
+joined by name, and every other field of the node pool replaces that of the engine. Of variables with the same name,
+`render.pods` keeps the last.
 """
 
 import math
@@ -82,10 +81,6 @@ class Adapter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePool:
     name: str
-    model: str
-    """The model that its engines serve, as requests name it."""
-    has_own_model: bool
-    """Whether that is another model than the pool's."""
     replicas: int
     min_replicas: int
     max_replicas: int | None
@@ -139,12 +134,9 @@ def engine(item: Json) -> Engine:
 def node_pool(item: Json, common: Json, model: Json, own: OwnProfile | None = None) -> NodePool:
     """The node pool `item`. `common` is `spec.engine`, and `model` is `spec.model`. `own` is its profile, unless that is a
     shipped one."""
-    simulated, own_model = common["kind"] == "sim", item.get("modelName")
-    uri = item.get("uri", model.get("uri") if own_model is None else None)
+    simulated, uri = common["kind"] == "sim", item.get("uri", model.get("uri"))
     return NodePool(
         name=item["name"],
-        model=model["name"] if own_model is None else own_model,
-        has_own_model=own_model is not None,
         replicas=item["replicas"],
         min_replicas=item["minReplicas"],
         max_replicas=item.get("maxReplicas"),
@@ -156,7 +148,7 @@ def node_pool(item: Json, common: Json, model: Json, own: OwnProfile | None = No
         profile=item.get("profile"),
         own_profile=own,
         weights=None if uri is None else weight_source.parse(uri),
-        adapters=() if own_model is not None else _adapters(item, model),
+        adapters=_adapters(item, model),
         engine=engine(_overridden(common, item)),
     )
 

@@ -159,10 +159,15 @@ def test_an_address_without_a_gateway_gives_one_sentence(admin: str, capsys: pyt
         pytest.param({"policy": "edf"}, "in force", id="taken"),
         pytest.param({"policy": "sjf"}, "still sjf", id="not yet"),
         pytest.param({"policy": None}, "its control port does not answer", id="silent"),
+        pytest.param(
+            {"policy": "edf", "reason": "does not answer within 3 s"},
+            "does not answer within 3 s; its policy was edf",
+            id="stopped",
+        ),
         pytest.param({"policy": "fcfs", "fallback": "no hook"}, "keeps vLLM's own scheduler: no hook", id="fallback"),
         pytest.param({"control": None}, "has no control port; its own policy stays", id="no control"),
     ],
 )
 def test_the_state_of_the_policy_on_an_engine_is_one_phrase(fields: dict[str, object], said: str) -> None:
-    engine = {"control": "127.0.0.1:1", "policy": None, "fallback": None, **fields}
+    engine = {"control": "127.0.0.1:1", "policy": None, "fallback": None, "reason": None, **fields}
     assert policy_command.standing(engine, "edf") == said

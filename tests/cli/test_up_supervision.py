@@ -17,7 +17,7 @@ async def test_an_engine_that_rejects_the_policy_is_named_once_and_again_when_it
     engine.report, engine.rejects = control_double.calm(), True
     await engine.start()
     options = argparse.Namespace(policy="auto", admin_port=1)
-    steering = asyncio.create_task(up_supervision._steer(options, [engine.address], ""))
+    steering = asyncio.create_task(up_supervision._steer(options, {engine.address: "a100"}, ""))
     told = ""
 
     async def until(words: str) -> None:
@@ -28,10 +28,10 @@ async def test_an_engine_that_rejects_the_policy_is_named_once_and_again_when_it
                 told += capsys.readouterr().err
 
     try:
-        await until(f"engine {engine.address} does not serve by urgency: UNAVAILABLE: not now\n")
+        await until("engine a100 does not serve by urgency: UNAVAILABLE: not now\n")
         await asyncio.sleep(1.5 * up_supervision.OBSERVATION_S)
         engine.rejects = False
-        await until(f"engine {engine.address} follows again\n")
+        await until("engine a100 follows again\n")
     finally:
         steering.cancel()
         with contextlib.suppress(asyncio.CancelledError):

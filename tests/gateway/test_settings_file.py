@@ -48,6 +48,7 @@ def test_a_problem_of_meaning_is_named_with_the_line_of_its_entry(tmp_path: path
         ("engines:\n- {name: a}\n", "2: engines[0].url is required"),
         ("store:\n  url: http://x\n", "2: store.url must start with"),
         ("a: [\n", "2: "),
+        ("a: " + "[" * 20_000 + "]" * 20_000, "too many levels"),
         ("", "is empty"),
     ],
 )

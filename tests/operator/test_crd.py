@@ -113,21 +113,6 @@ BAD_EDITS = {
     "a name that no Service could have": ({"nodePools": [{"name": "A_1"}]}, "write a name of lower-case letters"),
     "two node pools of one name": ({"nodePools": [{"name": "a"}, {"name": "a"}]}, "Duplicate value"),
     "two classes of one name": ({"classes": [{"name": "x"}, {"name": "x"}]}, "Duplicate value"),
-    "a model of its own in every node pool": (node_pool(modelName="other"), "no node pool serves spec.model.name"),
-    "the pool's model as a model of its own": (
-        {"nodePools": [{"name": "a"}, {"name": "b", "modelName": "demo"}]}, "a modelName is spec.model.name",
-    ),
-    "an autoscaler for several models": (
-        {"nodePools": [{"name": "a", "scaledBy": "autoscaler", "maxReplicas": 2}, {"name": "b", "modelName": "m"}]},
-        "scaledBy: autoscaler counts the work of one model",
-    ),
-    "adapters of another model": (
-        {"nodePools": [{"name": "a"}, {"name": "b", "modelName": "m", "adapters": ["x"]}]},
-        "adapters are those of spec.model",
-    ),
-    "a model whose name no request can have": (
-        {"nodePools": [{"name": "a"}, {"name": "b", "modelName": "a b"}]}, "write a model's name",
-    ),
     "an adapter with the name of the model": (
         {"model": {"name": "demo", "adapters": [{"name": "demo", "uri": "file:///a"}]}},
         "an adapter has the name of the model: give it another one",

@@ -186,22 +186,6 @@ def test_the_location_of_the_weights_reaches_vllm(uri, expected):
     assert f"--model={expected}" in engine_container(manifests(model=model))["args"]
 
 
-def test_a_node_pool_may_serve_a_model_of_its_own():
-    pools = [{**item} for item in body()["spec"]["nodePools"]]
-    pools[1] |= {"modelName": "coder-7b", "uri": "hf://o/coder"}
-    found = manifests(nodePools=pools, model={"name": "demo", "uri": "file:///models/demo", "maxModelLen": 4096})
-    first, second = (engine_container(found, name)["args"] for name in ("a100", "a6000"))
-    assert {"--served-model-name=demo", "--model=/models/demo", "--max-model-len=4096"} <= {*first}
-    assert {"--served-model-name=coder-7b", "--model=o/coder"} <= {*second}
-    assert not [argument for argument in second if argument.startswith("--max-model-len")]
-    read = gateway_settings.from_mapping(
-        yaml.safe_load(pick(found, "ConfigMap", "chat-gateway")["data"]["gateway.yaml"])
-    )
-    assert (read.model, [service.model for service in read.services]) == ("demo", [None, "coder-7b"])
-    pools[1].pop("uri")
-    assert "--model=coder-7b" in engine_container(manifests(nodePools=pools), "a6000")["args"], "never spec.model.uri"
-
-
 @pytest.mark.parametrize("endpoint", [None, "http://otel.observability:4317"])
 def test_spans_go_to_the_collector_of_the_spec(endpoint):
     gateway = {**body()["spec"]["gateway"], "tracing": {"endpoint": endpoint} if endpoint else {}}

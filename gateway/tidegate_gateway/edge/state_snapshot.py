@@ -134,7 +134,6 @@ def _engine(
     return {
         "name": engine.facts.id,
         "node_pool": known.address.node_pool,
-        "model": known.address.model or gateway.directory.served,
         "accepting": accepting,
         "reason": known.reason or ("ejected: its calls fail" if engine.record.ejected(now) else None),
         "policy": known.policy,

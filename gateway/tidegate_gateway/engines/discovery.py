@@ -43,7 +43,7 @@ class Discovery:
         profiles: Profiles,
     ) -> None:
         self.known: dict[EngineId, health_check.EngineHealth] = {}
-        self._served = health_check.ServedModel(self.known, directory)
+        self._served = health_check.ServedModel(settings.model, self.known, directory)
         self._settings = settings
         self._connections = connections
         self._directory = directory
@@ -132,12 +132,7 @@ class Discovery:
 
 def _static(engine: engine_entries.StaticEngine, model: cost.CostModel | None) -> health_check.Address:
     return health_check.Address(
-        id=EngineId(engine.id),
-        url=engine.base_url,
-        control=engine.control,
-        node_pool=engine.node_pool,
-        model=engine.model,
-        cost=model,
+        id=EngineId(engine.id), url=engine.base_url, control=engine.control, node_pool=engine.node_pool, cost=model
     )
 
 
@@ -163,7 +158,6 @@ async def _addresses(
             url=f"http://{host}:{service.port}",
             control=None if service.control_port is None else f"{host}:{service.control_port}",
             node_pool=service.node_pool,
-            model=service.model,
             cost=model,
         )
         for host in shown

@@ -1,8 +1,8 @@
 """Can one engine take calls now? A health check each second: /health, /metrics, /v1/models, and the control port.
 
-An engine is trusted once it has answered /health and lists its model: that of the gateway, or one of its own. Its metrics
-are shown to people and count only in its favour: while the engine is seen to generate, calls wait longer for it. The
-gateway core decides whether calls go there.
+An engine is trusted once it has answered /health and lists the gateway's model. Its metrics are shown to people and count
+only in its favour: while the engine is seen to generate, calls wait longer for it. The gateway core decides whether
+calls go there.
 """
 
 import asyncio
@@ -45,8 +45,6 @@ class Address:
     url: str
     control: str | None
     node_pool: str
-    model: str | None = None
-    """The model that it serves beside the gateway's; None = that of the gateway."""
     cost: cost.CostModel | None
     """None = the engine came without a profile and is calibrated from its own calls."""
 
@@ -64,7 +62,7 @@ class EngineHealth:
     listed: tuple[str, ...] = ()
     """The models that it listed, if it answered the last health check."""
     models: tuple[str, ...] = ()
-    """The same, where the engine's own model is among them."""
+    """The same, where the gateway's model is among them."""
     context_tokens: int | None = None
     """The length of its context, if it tells it."""
     load: metrics_scrape.Load = field(default_factory=metrics_scrape.Load)
@@ -89,7 +87,6 @@ class EngineHealth:
             url=self.address.url,
             cost=self.address.cost,
             health=health,
-            model=self.address.model,
             models=self.models,
             context_tokens=self.context_tokens,
         )
@@ -104,18 +101,21 @@ class EngineHealth:
 
 
 class ServedModel:
-    """Decides which model the engines without one of their own serve, where the settings name none for it or for an engine.
+    """Decides which model all engines of a gateway serve, where the settings name none.
 
     It is the model that most engines list, so one engine cannot name it alone beside several others. It is decided once
     each engine was checked, and again while no engine serves it, or when more than half of all engines list another one:
     engines that start late, or a pool whose engines are replaced one after the other.
     """
 
-    def __init__(self, known: Mapping[EngineId, EngineHealth], directory: engine_directory.EngineDirectory) -> None:
+    def __init__(
+        self, name: str | None, known: Mapping[EngineId, EngineHealth], directory: engine_directory.EngineDirectory
+    ) -> None:
         self._known = known
         self._directory = directory
-        self._is_set = directory.served is not None
+        self._is_set = name is not None
         self._changed = asyncio.Event()
+        directory.served = name
 
     @property
     def name(self) -> str | None:
@@ -123,8 +123,7 @@ class ServedModel:
 
     def decide(self) -> None:
         """Takes what the engines list now."""
-        engines = [engine for engine in self._known.values() if engine.address.model is None]
-        present = self.name
+        engines, present = self._known.values(), self.name
         if self._is_set or (present is None and not all(engine.checks for engine in engines)):
             return
         lists = collections.Counter(model for engine in engines for model in dict.fromkeys(engine.listed))
@@ -208,9 +207,9 @@ class HealthCheck:
             health.listed = ()
         if health.listed != before or health.reason is not None:  # else nothing has changed
             self._served.decide()
-        served = health.address.model or self._served.name
-        if health.listed and served not in health.listed:
+        if health.listed and self._served.name not in health.listed:
             health.models = ()  # calls for these models must not be admitted
+            served = self._served.name
             problem = "waits for the other engines" if served is None else f"serves {health.listed[0]}, not {served}"
             certain = True
         elif health.listed:

@@ -91,7 +91,7 @@ class Admission:
     def _draft(
         self, now: float, call_id: CallId, request: parsed_request.ParsedRequest, record: call_record.CallRecord
     ) -> promises.Draft:
-        fields, size, longest = request.fields, request.size, self._directory.contexts(request.model).longest
+        fields, size, longest = request.fields, request.size, self._directory.contexts.longest
         if self._isolate_tenants:
             prompt_prefix.isolate(request.body, fields.tenant)
         prefix = prompt_prefix.read(request.endpoint, request.body, request.model, size)

@@ -5,7 +5,7 @@ What decisions need of an engine (its cost model, its health, the work of other 
 
 import urllib.parse
 import weakref
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from tidegate_gateway.lifecycle import context_lengths, placement
@@ -23,10 +23,7 @@ class EngineReport:
     cost: CostModel | None
     """None = the engine came without a profile; the core learns its speed from its answers."""
     health: engine_table.Health = engine_table.Health.DOWN
-    model: str | None = None
-    """The model that it serves beside the gateway's; None = that of the gateway."""
     models: tuple[str, ...] = ()
-    """The models that it lists: its model, and adapters."""
     context_tokens: int | None = None
     """The length of its context, if it tells it."""
 
@@ -44,22 +41,15 @@ class _Engines(set[EngineId]):
 class EngineDirectory:
     """All engines of this gateway."""
 
-    def __init__(self, placements: placement.Placements, *, served: str | None, others: Collection[str]) -> None:
-        """`served` is the gateway's model, if the settings name it; `others` are those that they name for engines."""
+    def __init__(self, placements: placement.Placements) -> None:
         self._placements = placements
-        self._declared = frozenset({served, *others} if others and served is not None else ())
-        self._is_shared = bool(others)
-        self.models: list[str] = sorted(self._declared)
-        """Every model that some engine lists (adapters included), and those that the settings name beside each other."""
-        self.served = served
-        """The gateway's model. The engines that name no other one have it. None until it is known."""
-        self._contexts: dict[str | None, context_lengths.ContextLengths] = {None: context_lengths.ContextLengths()}
-        """By the model of the engines; None = the gateway's."""
-        self._base: dict[str, str | None] = {}
-        """By the name of a model or an adapter: the model of the engines that serve it; None = the gateway's. Of several
-        models whose engines list a name, the gateway's has it, or else the first by name."""
+        self.models: list[str] = []
+        """Every model that some engine lists (adapters included)."""
+        self.served: str | None = None
+        """The model that every engine has that may get calls: the others are adapters. None until it is known."""
+        self.contexts = context_lengths.ContextLengths()
         self._listing: weakref.WeakValueDictionary[str, _Engines] = weakref.WeakValueDictionary()
-        """The engines that serve each model or adapter of which a call waits or is out."""
+        """The engines that list each adapter of which a call waits or is out."""
         self._engines: dict[EngineId, EngineReport] = {}
         self._others: Mapping[EngineId, Backlog] = {}
 
@@ -85,21 +75,16 @@ class EngineDirectory:
             listing = frozenset(engine for engine in self._engines if engine in only and engine in listing)
         elif only is not None:
             listing = only
-        contexts = self.contexts(model)
-        return context_lengths.Fitting(contexts, tokens, listing) if contexts.differ_for(tokens) else listing
-
-    def contexts(self, model: str) -> context_lengths.ContextLengths:
-        """The contexts of the engines that serve `model`, or the model to which this adapter belongs."""
-        return self._contexts[self._base.get(model)]
+        return context_lengths.Fitting(self.contexts, tokens, listing) if self.contexts.differ_for(tokens) else listing
 
     def _listed(self, model: str) -> Container[EngineId] | None:
-        """The engines that list this model or adapter, which follow what engines list later; None for the gateway's model,
-        unless engines serve others too."""
-        if not self._is_shared and (not self.models or model == self.served):
+        """The engines that list an adapter, which follow what engines list later; None for the model itself, which every
+        engine has that may get calls."""
+        if not self.models or model == self.served:
             return None
         engines = self._listing.get(model)
         if engines is None:
-            engines = self._listing[model] = _Engines(self._serving(model))
+            engines = self._listing[model] = _Engines(one.id for one in self._engines.values() if model in one.models)
         return engines
 
     def engines_at(self, endpoints: Iterable[str]) -> frozenset[EngineId]:
@@ -139,26 +124,15 @@ class EngineDirectory:
             self._placements.on_others(others)
 
     def _on_change(self) -> None:
-        down, engines = engine_table.Health.DOWN, self._engines.values()
-        for model in {None, *(one.model for one in engines)}:
-            # An engine that is down comes back: a call that only it holds fails for now, and not for ever.
-            told = [
-                one
-                for one in engines
-                if one.model == model and (one.context_tokens is not None or one.health is not down)
-            ]
-            self._contexts.setdefault(model, context_lengths.ContextLengths()).set(
-                {one.id: one.context_tokens for one in told}
-            )
-        last_first = sorted(engines, key=lambda one: one.model or "", reverse=True)
-        self._base = {name: one.model for one in last_first for name in one.models}
-        self._base.update({name: None if name == self.served else name for name in self._declared})
-        self.models = sorted({model for one in engines for model in one.models} | self._declared)
-        for name, listing in self._listing.items():  # calls that wait have these sets
-            listing.clear()
-            listing.update(self._serving(name))
-
-    def _serving(self, model: str) -> list[EngineId]:
-        """The engines that list the model or adapter, apart from those of other models that list the same name."""
-        base = self._base.get(model)
-        return [one.id for one in self._engines.values() if model in one.models and one.model == base]
+        down = engine_table.Health.DOWN
+        self.contexts.set(  # an engine that is down comes back: a call that only it holds fails for now, and not for ever
+            {
+                one.id: one.context_tokens
+                for one in self._engines.values()
+                if one.context_tokens is not None or one.health is not down
+            }
+        )
+        self.models = sorted({model for engine in self._engines.values() for model in engine.models})
+        for model, engines in self._listing.items():  # calls that wait have these sets
+            engines.clear()
+            engines.update(one.id for one in self._engines.values() if model in one.models)

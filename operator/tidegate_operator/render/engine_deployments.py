@@ -164,14 +164,14 @@ def _vllm(
 ) -> Iterator[str]:
     """Arguments of `tidegate engine`: --control and the arguments of `vllm serve`."""
     yield from weights.arguments
-    yield f"--served-model-name={node_pool.model}"
+    yield f"--served-model-name={pool.model.name}"
     yield from listen
     yield f"--tensor-parallel-size={node_pool.tensor_parallel}"
     yield f"--shutdown-timeout={pool.engine.drain_s}"
     # A last limit behind the gateways' own limits: a full engine answers 503, and the gateway tries another one.
     if pool.gateway.max_waiting:
         yield f"--max-num-queued-reqs={pool.gateway.max_waiting}"
-    if pool.model.max_model_len is not None and not node_pool.has_own_model:
+    if pool.model.max_model_len is not None:
         yield f"--max-model-len={pool.model.max_model_len}"
     if offload := quantity.number(pool.engine.offload):
         yield f"--kv-offloading-size={float(offload) / 2**30:g}"
@@ -179,7 +179,7 @@ def _vllm(
 
 
 def _simulated(pool: spec.Pool, node_pool: node_pool_spec.NodePool, listen: Iterable[str]) -> Iterator[str]:
-    yield f"--model={node_pool.model}"
+    yield f"--model={pool.model.name}"
     yield from listen
     yield f"--speed={pool.engine.sim_speed:g}"
     yield f"--shutdown-timeout={pool.engine.drain_s}"

@@ -84,7 +84,7 @@ def of(pool: spec.Pool, node_pool: node_pool_spec.NodePool, image: pods.Image) -
     ]
     copies = adapters
     if source is None:
-        arguments: tuple[str, ...] = (f"--model={node_pool.model}",)
+        arguments: tuple[str, ...] = (f"--model={model.name}",)
     elif source in resolved:
         revisions = (f"--revision={source.detail}",) if source.detail != weight_source.DEFAULT_REVISION else ()
         arguments = (f"--model={source.location}", *revisions)

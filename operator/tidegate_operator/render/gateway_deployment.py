@@ -71,7 +71,6 @@ def settings(pool: spec.Pool, host: str = "0.0.0.0") -> dict[str, Any]:
                 "controlPort": child_metadata.CONTROL_PORT,
                 "nodePool": node_pool.name,
                 "profile": node_pool.profile,
-                **({"model": node_pool.model} if node_pool.has_own_model else {}),
                 **_cost(pool.engine, node_pool),
             }
             for node_pool in pool.node_pools
