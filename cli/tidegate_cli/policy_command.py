@@ -31,6 +31,8 @@ POLL_S = 0.5
 WATCH_S = 1.0
 IN_FORCE = "in force"
 SHOWN_SWITCHES = 5
+SO_FAR = "(first "
+"""In the effect of a switch that is younger than a minute."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,18 +90,25 @@ def switch_lines(switches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if switches:
         yield "last switches (docs/steering.md):\n"
     for each in switches[:SHOWN_SWITCHES]:
-        yield _switch(each)
-        if each.get("alternatives"):
-            yield f"    alternatives:          {terminal_text.plain(', '.join(each['alternatives']))}\n"
-        if each.get("expected"):
-            yield f"    expected:              {terminal_text.plain(each['expected'])}\n"
-        yield f"    evidence, 60 s before: {each['evidence']}\n"
+        yield from _explained(each)
         yield f"    effect, 60 s after:    {each['effect']}\n"
 
 
+def _explained(each: Mapping[str, Any]) -> Iterator[str]:
+    """A switch, and what was known when it was made."""
+    yield _switch(each)
+    if each.get("alternatives"):
+        yield f"    alternatives:          {terminal_text.plain(', '.join(each['alternatives']))}\n"
+    if each.get("expected"):
+        yield f"    expected:              {terminal_text.plain(each['expected'])}\n"
+    yield f"    evidence, 60 s before: {each['evidence']}\n"
+
+
 async def _watch(admin: str, answer: Mapping[str, Any], *, as_json: bool) -> None:
-    """Prints each switch that follows those in `answer`. A gateway that does not answer is asked again."""
+    """Prints each switch that follows those in `answer`, and its effect a minute later. A gateway that does not answer is
+    asked again."""
     known = {_identity(each) for each in answer.get("switches", ())}
+    awaited: set[tuple[str, str]] = set()
     answers = True
     async with _session() as session:
         while True:
@@ -116,9 +125,14 @@ async def _watch(admin: str, answer: Mapping[str, Any], *, as_json: bool) -> Non
                 answers = False
                 continue
             for each in reversed(policy.get("switches", ())):
-                if _identity(each) not in known:
-                    known.add(_identity(each))
-                    sys.stdout.write(json.dumps(each) + "\n" if as_json else _switch(each))
+                name = _identity(each)
+                if name not in known:
+                    known.add(name)
+                    awaited.add(name)
+                    sys.stdout.writelines([json.dumps(each) + "\n"] if as_json else _explained(each))
+                elif name in awaited and SO_FAR not in each["effect"] and not as_json:
+                    awaited.remove(name)
+                    sys.stdout.write(f"  {each['at']}  {each['to']}: effect, 60 s after: {each['effect']}\n")
 
 
 def _identity(switch: Mapping[str, Any]) -> tuple[str, str]:

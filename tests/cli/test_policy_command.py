@@ -111,10 +111,13 @@ async def test_watch_prints_each_further_switch_until_ctrl_c(gateway: Addresses)
 async def test_get_and_watch_send_the_token_of_the_pool() -> None:
     tokens: list[str | None] = []
     switch = {"at": "2026-11-22T00:00:00Z", "from": "edf", "to": "sjf", "source": "steered", "reason": "overload"}
+    switch |= {"evidence": "10% of 9 targets met", "effect": "nothing (first 1 s)"}
 
     async def admin(request: web.Request) -> web.Response:
         tokens.append(request.headers.get("Authorization"))
         policy = {"name": "edf", "source": "steered", "reason": "", "switches": [switch] if len(tokens) > 1 else []}
+        if len(tokens) > 3:
+            switch["effect"] = "90% of 9 targets met"
         return web.json_response({**policy, "policy": policy, "engines": []})
 
     server = web.Application()
@@ -131,6 +134,9 @@ async def test_get_and_watch_send_the_token_of_the_pool() -> None:
     assert process.stdout is not None
     assert await process.stdout.readline() == b"edf  (steered)\n"
     assert b"edf -> sjf  (steered: overload)" in await process.stdout.readline()
+    assert await process.stdout.readline() == b"    evidence, 60 s before: 10% of 9 targets met\n"
+    effect = b"  2026-11-22T00:00:00Z  sjf: effect, 60 s after: 90% of 9 targets met\n"
+    assert await process.stdout.readline() == effect
     process.terminate()
     await process.wait()
     await runner.cleanup()
