@@ -8,16 +8,23 @@ import aiohttp
 from tidegate_control import llm_adviser, steering_driver
 from tidegate_operator import cluster, spec
 from tidegate_operator.render import child_metadata
-from tidegate_policy.steer import llm_choice
+from tidegate_policy.steer import llm_choice, steering_loop
 
 SELECTOR = "llm"
 
 
 def adviser(api: cluster.Cluster, session: aiohttp.ClientSession, pool: spec.Pool) -> steering_driver.Ask | None:
-    """How the pool's model is asked; None when the pool has another selector."""
+    """How the pool's model is asked; None when the pool has another selector. The model has at most the time between the
+    question and the decision, also where the spec states a longer one."""
     if pool.steering.selector != SELECTOR:
         return None
     llm = pool.steering.llm
+    timeout_s = min(
+        llm.timeout_s,
+        steering_loop.observation_period_s(
+            interval_s=pool.steering.interval_s, window_s=pool.steering.rollback_window_s
+        ),
+    )
     url = llm.url or child_metadata.api_url(pool.name, pool.namespace, tls=pool.gateway.tls_secret is not None)
 
     async def ask(messages: Sequence[Mapping[str, str]], allow: Collection[str]) -> llm_choice.Answer:
@@ -26,7 +33,7 @@ def adviser(api: cluster.Cluster, session: aiohttp.ClientSession, pool: spec.Poo
         except (cluster.ClusterError, LookupError, ValueError):
             name, entry = llm.secret or ("", "")
             return llm_choice.Answer(policy=None, trouble=f"Secret {name} with the key {entry} cannot be read")
-        model = llm_adviser.Model(url=url, name=llm.name or pool.model.name, timeout_s=llm.timeout_s, key=key)
+        model = llm_adviser.Model(url=url, name=llm.name or pool.model.name, timeout_s=timeout_s, key=key)
         return await llm_adviser.ask(session, model, messages, allow)
 
     return ask

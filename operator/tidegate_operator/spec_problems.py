@@ -11,9 +11,8 @@ from typing import Any
 
 from tidegate_operator import own_profile, quantity
 from tidegate_operator.weights import weight_source
-from tidegate_policy import duration, policies
+from tidegate_policy import policies
 from tidegate_policy.admit import entitlements
-from tidegate_policy.steer import steering_loop
 
 _Json = Mapping[str, Any]
 
@@ -182,18 +181,6 @@ def _selector_problems(item: _Json, known: Collection[str]) -> Iterator[Problem]
     """The resource of a newer version permits selectors that this version does not have."""
     if item["selector"] not in known:
         yield _unknown("spec.policy.selector", "selector", item["selector"], known)
-    timeout = item.get("llm", {}).get("timeout")
-    if item["selector"] != "llm" or timeout is None:
-        return
-    longest_s = steering_loop.observation_period_s(
-        interval_s=duration.seconds(item["interval"]), window_s=duration.seconds(item["rollback"]["window"])
-    )
-    if duration.seconds(timeout) > longest_s:
-        yield Problem(
-            field="spec.policy.llm.timeout",
-            why=f"{timeout} is longer than the {longest_s:g} s between the question and the decision, which are the lesser "
-            "of spec.policy.interval and half of spec.policy.rollback.window: shorten the one, or lengthen the others",
-        )
 
 
 def _unknown(field: str, kind: str, name: str, known: Collection[str]) -> Problem:

@@ -1,5 +1,7 @@
 """The model of a pool: its address, its name and its API key, from the spec and from a Secret."""
 
+import asyncio
+import dataclasses
 import types
 
 import aiohttp
@@ -8,6 +10,8 @@ from aiohttp import web
 
 from tidegate_operator import operator_doubles, pool_adviser, spec
 from tidegate_policy.steer import llm_choice
+
+from . import test_render
 
 
 @pytest.fixture
@@ -56,3 +60,39 @@ async def test_a_secret_that_cannot_be_read_is_named_and_no_model_is_asked(clust
 
 async def test_other_selectors_ask_no_model(cluster, kubectl, namespace, rules):
     assert await adviser(cluster, kubectl, namespace, rules, None, selector="rules") is None
+
+
+SLOW_S = 3.0
+
+
+@pytest.mark.parametrize(
+    ("interval", "window", "timeout"),
+    [("100ms", "20s", "1m"), ("30s", "200ms", "1m"), ("30s", "20s", "100ms")],
+    ids=["the interval", "half of the window", "the time limit of the spec"],
+)
+async def test_a_model_has_the_time_before_the_decision_at_most(interval, window, timeout):
+    """A pool with a longer time limit, which an earlier version stored, is steered on."""
+
+    async def late(request):
+        await asyncio.sleep(SLOW_S)
+        return web.json_response({"choices": [{"message": {"content": '{"policy": "edf"}'}}]})
+
+    application = web.Application()
+    application.router.add_post("/v1/chat/completions", late)
+    runner = web.AppRunner(application, shutdown_timeout=0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0]
+    stated = test_render.body()["spec"]["policy"]
+    rollback = {**stated["rollback"], "window": window}
+    llm = {"url": f"http://{host}:{port}/v1", "timeout": timeout}
+    policy = {**stated, "selector": "llm", "interval": interval, "rollback": rollback, "llm": llm}
+    known = dataclasses.replace(test_render.KNOWN, selectors=frozenset({"llm"}))
+    pool = spec.parse(test_render.body(policy=policy), known)
+    began_at_s = asyncio.get_running_loop().time()
+    async with aiohttp.ClientSession() as session:
+        answer = await pool_adviser.adviser(None, session, pool)([], ("edf",))
+    took_s = asyncio.get_running_loop().time() - began_at_s
+    await runner.cleanup()
+    assert answer.policy is None
+    assert took_s < SLOW_S / 2

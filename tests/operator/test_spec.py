@@ -57,25 +57,6 @@ def test_an_unknown_policy_is_reported_with_the_known_ones():
     ]
 
 
-@pytest.mark.parametrize(
-    ("interval", "window", "timeout", "longest"),
-    [("30s", "20s", "10s", None), ("30s", "20s", "11s", "10"), ("5s", "20s", "6s", "5"), ("1s", "2s", "1500ms", "1")],
-)
-def test_a_model_that_may_answer_after_the_decision_is_a_problem(interval, window, timeout, longest):
-    stated = stored()["spec"]["policy"]
-    rollback = {**stated["rollback"], "window": window}
-    policy = {**stated, "selector": "llm", "interval": interval, "rollback": rollback, "llm": {"timeout": timeout}}
-    assert spec.parse(stored(policy={**policy, "selector": "rules"}), KNOWN).steering.selector == "rules"
-    if longest is None:
-        assert spec.parse(stored(policy=policy), KNOWN).steering.llm.timeout_s == 10
-        return
-    assert problems(policy=policy) == [
-        f"spec.policy.llm.timeout: {timeout} is longer than the {longest} s between the question and the decision, which "
-        "are the lesser of spec.policy.interval and half of spec.policy.rollback.window: shorten the one, or lengthen the "
-        "others"
-    ]
-
-
 def with_parameters(*items):
     named = [dict(zip(("policy", "name", "value"), item, strict=True)) for item in items]
     return {**stored()["spec"]["policy"], "parameters": named}
