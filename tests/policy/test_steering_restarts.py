@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate_policy.qos import Histogram, Qos, Tally
-from tidegate_policy.steer import guards, steer_memory, steering_loop
+from tidegate_policy.steer import guards, steer_memory, steering_loop, switch_regret
 
 ALLOW = ("urgency", "edf", "sjf", "two-lane")
 SETTINGS = steering_loop.Settings(allow=ALLOW, interval_s=30.0, guards=guards.GuardSettings())
@@ -158,6 +158,68 @@ def test_a_memory_without_a_trial_begins_the_trial_anew() -> None:
     late = steering_loop.SteeringLoop(steer_memory.read(old), SETTINGS, now=now + 5000.0)
     kinds = [late.observe(now + 5000.0 + PERIOD_S * n, {"a": [LATE]}, silent=()).verdict.kind for n in range(1, 7)]
     assert guards.Kind.ROLLBACK not in kinds, "after more than an hour the service before the switch tells nothing"
+
+
+TWO_DAYS_S = 2 * 86_400.0
+
+
+def served_for_days() -> guards.SteerState:
+    """What an earlier version left of a policy that has served for two days: a baseline, and neither trial nor effect."""
+    loop, now = steering_loop.SteeringLoop(None, SETTINGS, now=0.0), 0.0
+    while loop.state.active == "urgency":
+        now += PERIOD_S
+        loop.observe(now, {"a": [CALM if now <= PERIOD_S else LOADS["overload"]]}, silent=())
+    old = {name: value for name, value in steer_memory.written(loop.state).items() if name not in ("trial", "effect")}
+    assert "baseline" in old
+    return guards.shifted(steer_memory.read(old), -now)
+
+
+def test_a_trial_that_no_observation_saw_is_over_once() -> None:
+    loop, seen = steering_loop.SteeringLoop(served_for_days(), SETTINGS, now=TWO_DAYS_S), []
+    for number in range(1, 4):
+        outcome = loop.observe(TWO_DAYS_S + PERIOD_S * number, {"a": [CALM]}, silent=())
+        seen.append((outcome.state.effect, outcome.state.trial, outcome.judged))
+    assert seen == [(switch_regret.UNSEEN, None, None)] * 3
+
+
+@pytest.mark.parametrize("quiet", [0, 3], ids=["at the first observation", "later"])
+@pytest.mark.parametrize("by", ["an emergency", "a person"])
+def test_no_trial_of_a_policy_that_has_served_for_days_begins_anew(by: str, quiet: int) -> None:
+    """The loop does what it does after a switch whose effect is known. The end of a bypass is a switch with a baseline of
+    its own, and the end of an override is none."""
+    old = served_for_days()
+    loop, settled = (
+        steering_loop.SteeringLoop(dataclasses.replace(old, effect=effect), SETTINGS, now=TWO_DAYS_S)
+        for effect in ("", "30 calls finished")
+    )
+    now, kinds = TWO_DAYS_S, []
+
+    def observed(report: Qos, override: steering_loop.Override | None = None) -> None:
+        nonlocal now
+        now += PERIOD_S
+        verdicts = [
+            each.observe(now, {"a": [report]}, silent=(), override=override).verdict for each in (loop, settled)
+        ]
+        assert verdicts[0] == verdicts[1]
+        kinds.append(verdicts[0].kind)
+
+    for _ in range(quiet):
+        observed(CALM)
+    if by == "an emergency":
+        observed(LOADS["thrashing"])
+    else:
+        observed(CALM, steering_loop.Override(policy="edf", reason="a test"))
+    assert loop.state.interrupted is None
+    while loop.state.active != old.active:
+        observed(CALM)
+        assert len(kinds) < 30
+    assert loop.state == settled.state
+    assert loop.state.baseline != old.baseline
+    for _ in range(10):
+        observed(CALM if by == "an emergency" else LATE)
+    assert guards.Kind.ROLLBACK not in kinds
+    if by == "a person":
+        assert loop.state.baseline is None
 
 
 @pytest.mark.parametrize("count", [2**70, 1])

@@ -227,7 +227,7 @@ def _decide(
             return state, _keep(state)
         overridden = state.before if state.kind in (Kind.OVERRIDE, Kind.BYPASS) else state.active
         after, verdict = _switch(now, state, Kind.OVERRIDE, override, "set by hand", None)
-        return replace(after, before=overridden), verdict
+        return replace(after, before=overridden, interrupted=_interrupted(now, state, settings)), verdict
     if state.kind is Kind.OVERRIDE and state.before is not None:
         return _resumed(now, state, *_switch(now, state, Kind.SWITCH, state.before, "the override has ended", None))
     is_bypass = state.kind is Kind.BYPASS
@@ -238,7 +238,8 @@ def _decide(
         soon = now - ended_at_s <= SOON_DWELLS * _bypass_s(state, settings)
         after, verdict = _switch(now, state, Kind.BYPASS, policies.SAFE, proposed.reason, None)
         bypasses = min(state.bypasses + 1, MAX_RETURNS) if soon else 0
-        return replace(after, before=state.active, bypasses=bypasses, expected=AFTER_BYPASS), verdict
+        after = replace(after, before=state.active, bypasses=bypasses, expected=AFTER_BYPASS)
+        return replace(after, interrupted=_interrupted(now, state, settings)), verdict
     regret = _regret(now, state, trial, settings)
     if unknown is not None and state.baseline is not None:
         regret = f"rollback: {state.active} is not known everywhere: {unknown}"
@@ -286,11 +287,14 @@ def _resumed(now: float, state: SteerState, after: SteerState, verdict: Verdict)
     return replace(after, baseline=held.baseline, before=held.before), verdict
 
 
-def _interrupted(now: float, state: SteerState) -> Interrupted | None:
-    """The trial that a bypass or an override now interrupts."""
+def _interrupted(now: float, state: SteerState, settings: GuardSettings) -> Interrupted | None:
+    """The trial that a bypass or an override now interrupts; None when its time is over, also if nobody observed its
+    end."""
     if state.kind in (Kind.OVERRIDE, Kind.BYPASS):
         return state.interrupted
     if state.baseline is None or state.before is None or state.effect:
+        return None
+    if now - state.since_at_s > trial_s(state, settings):
         return None
     return Interrupted(policy=state.active, before=state.before, baseline=state.baseline, at_s=now)
 
@@ -332,7 +336,7 @@ def _switch(
         expected="",
         effect="",
         trial=None,
-        interrupted=_interrupted(now, state) if kind in (Kind.OVERRIDE, Kind.BYPASS) else None,
+        interrupted=None,
         bypass_ended_at_s=now if state.kind is Kind.BYPASS else state.bypass_ended_at_s,
     )
     return after, Verdict(kind=kind, policy=policy, reason=reason)

@@ -172,7 +172,7 @@ class SteeringLoop:
         held = self.state.trial
         if held is not None and now >= self.state.since_at_s + guards.trial_s(self.state, self.settings.guards):
             judged = held.service
-            effect = "" if judged is None else switch_regret.effect(judged)
+            effect = switch_regret.UNSEEN if judged is None else switch_regret.effect(judged)
             self.state = replace(self.state, effect=effect, trial=None)
         return Outcome(
             state=self.state,

@@ -34,6 +34,8 @@ FEWEST, SHORT_OF = 5, 0.8
 """The calls without which no trial tells anything; and the part of the longest trial that observations surely cover."""
 NOISE = 2.0
 """Standard deviations by which the misses must exceed their limit."""
+UNSEEN = "no observation of the pool fell into the time of its trial"
+"""The effect of a switch where no observation of its trial counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
