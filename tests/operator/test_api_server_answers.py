@@ -3,7 +3,7 @@
 import pytest
 from kubernetes.aio import client
 
-from tidegate_operator.cluster import ClusterError, api_server
+from tidegate_operator.cluster import ClusterError, RejectedError, api_server
 
 SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "prod", "name": "chat"}}
 
@@ -66,6 +66,18 @@ async def test_an_api_server_that_has_too_much_to_do_may_ask_for_a_pause(connect
         with pytest.raises(ClusterError) as raised:
             await asked
         assert raised.value.retry_after_s == pause_s
+        assert raised.value.status == status
+
+
+async def test_an_error_tells_whether_the_api_server_answered(connection):
+    connection.status = 403
+    with pytest.raises(RejectedError) as raised:
+        await api_server.ApiServer(connection, instance="test").lease("prod", "tidegate").read()
+    assert raised.value.status == 403
+    connection.status, connection.body = 200, b"<html>the login page of a proxy</html>"
+    with pytest.raises(ClusterError) as raised:
+        await api_server.ApiServer(connection, instance="test").lease("prod", "tidegate").read()
+    assert raised.value.status is None
 
 
 async def test_a_token_that_cannot_be_read_is_such_an_error_too(connection):

@@ -9,7 +9,8 @@ import signal
 import pytest
 
 from tidegate_operator import __main__ as program
-from tidegate_operator.cluster import ClusterError, lease
+from tidegate_operator import liveness
+from tidegate_operator.cluster import ClusterError, RejectedError, lease
 
 
 class MemoryLease:
@@ -157,7 +158,7 @@ def test_of_two_processes_whose_clocks_differ_by_ten_minutes_one_acts_at_a_time(
 
 
 def test_an_api_server_that_asks_for_a_pause_gets_it_and_a_holder_that_may_not_renew_ends(in_virtual_time):
-    """A pause that is shorter than the time for a renewal costs nothing."""
+    """A pause that is shorter than the time for a renewal costs nothing. A longer one is not obeyed for that long."""
 
     class Busy(MemoryLease):
         pause_s, asked_at_s = 0, ()
@@ -166,7 +167,7 @@ def test_an_api_server_that_asks_for_a_pause_gets_it_and_a_holder_that_may_not_r
             await super()._reach()
             self.asked_at_s = (*self.asked_at_s, asyncio.get_running_loop().time())
             if self.pause_s:
-                raise ClusterError("too many requests", retry_after_s=self.pause_s)
+                raise ClusterError("too many requests", retry_after_s=self.pause_s, status=429)
 
     shared, log, answers = Busy(), Log(), []
 
@@ -174,7 +175,9 @@ def test_an_api_server_that_asks_for_a_pause_gets_it_and_a_holder_that_may_not_r
         loop = asyncio.get_running_loop()
         for at_s, pause_s in ((60, 5), (64, 0), (120, 300)):
             loop.call_later(at_s, setattr, shared, "pause_s", pause_s)
-        holding = lease.hold(shared, identity="a", work=log.work("a"), answered=lambda: answers.append(loop.time()))
+        holding = lease.hold(
+            shared, identity="a", work=log.work("a"), answered=lambda error: answers.append((loop.time(), error))
+        )
         return await alone([holding], for_s=130 + lease.RENEW_S)
 
     (end,) = in_virtual_time(story())
@@ -182,8 +185,83 @@ def test_an_api_server_that_asks_for_a_pause_gets_it_and_a_holder_that_may_not_r
     busy_at_s = [at for at in shared.asked_at_s if 60 <= at < 75]
     assert busy_at_s[1] - busy_at_s[0] >= 5
     assert len(log.turns) == 1
-    assert len([at for at in shared.asked_at_s if at > 120]) == 2, "one renewal, and one attempt to release"
-    assert 115 < max(answers) < 121
+    late = [at for at in shared.asked_at_s if at > 120]
+    assert len(late) == 3, "two renewals, and one attempt to release"
+    assert late[1] - late[0] >= lease.LONGEST_PAUSE_S
+    assert 115 < max(at for at, error in answers if error is None) < 121
+    assert len([at for at, error in answers if error == 429 and at > 120]) == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(lambda: ClusterError("too many", retry_after_s=600, status=429), id="429, Retry-After: 600"),
+        pytest.param(lambda: RejectedError("leases is forbidden", status=403), id="403 without the RoleBinding"),
+        pytest.param(lambda: ClusterError("etcd is gone", status=500), id="500"),
+    ],
+)
+def test_a_process_that_gets_errors_for_half_an_hour_is_alive_and_not_ready_and_acts_soon_after(in_virtual_time, error):
+    class Refusing(MemoryLease):
+        error = None
+
+        async def _reach(self):
+            await super()._reach()
+            if self.error is not None:
+                raise self.error()
+
+    shared, log, probes = Refusing(), Log(), []
+    shared.error = error
+
+    async def story():
+        loop = asyncio.get_running_loop()
+        pulse = liveness.Pulse(loop.time)
+
+        async def watch():
+            while True:
+                await asyncio.sleep(60)
+                live, _ = pulse.check(liveness.LIVE_S, with_errors=True)
+                ready, sentence = pulse.check(liveness.READY_S, with_errors=False)
+                probes.append((live, ready, f"HTTP status {error().status}" in sentence))
+
+        loop.call_later(1790, setattr, shared, "error", None)
+        holding = lease.hold(shared, identity="a", work=log.work("a"), answered=pulse.answered)
+        return await alone([holding, watch()], for_s=1810)
+
+    assert in_virtual_time(story()) == [None, None]
+    assert probes == [(True, False, True)] * 29 + [(True, True, False)]
+    assert 1790 < log.turns[0][1] < 1790 + lease.LONGEST_PAUSE_S + 1
+
+
+def test_a_standby_that_was_asked_for_a_long_pause_still_takes_over_in_time(in_virtual_time):
+    class Busy(MemoryLease):
+        """The same Lease, through a server that asks for ten minutes once."""
+
+        pause_s = 0
+
+        async def read(self):
+            await self._reach()
+            if self.pause_s:
+                pause_s, self.pause_s = self.pause_s, 0
+                raise ClusterError("too many requests", retry_after_s=pause_s, status=429)
+            return await shared.read()
+
+        async def write(self, body):
+            await self._reach()
+            return await shared.write(body)
+
+    shared, log = MemoryLease(), Log()
+    first, second = Busy(), Busy()
+
+    async def story():
+        loop = asyncio.get_running_loop()
+        loop.call_later(58, setattr, second, "pause_s", 600)
+        loop.call_later(60, setattr, first, "down", True)
+        holding = lease.hold(first, identity="first", work=log.work("first"))
+        return await alone([holding, later(lease.hold(second, identity="second", work=log.work("second")))], for_s=200)
+
+    in_virtual_time(story())
+    assert [who for who, _ in log.turns] == ["first", "second"]
+    assert log.turns[1][1] < 60 + lease.DURATION_S + lease.LONGEST_PAUSE_S + lease.RETRY_S
 
 
 def test_a_short_outage_changes_nothing(in_virtual_time):

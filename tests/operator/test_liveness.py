@@ -42,21 +42,38 @@ async def test_the_probes_show_for_how_long_the_api_server_has_been_silent(ports
 
     async with liveness.served(*ports, operator_metrics.OperatorMetrics(), pulse):
         clock.now_s += 12
-        sentence = "ok: the API server has not answered a request for the Lease yet, since the start 12 s ago\n"
+        sentence = "ok: the API server has not granted a request for the Lease yet, since the start 12 s ago\n"
         assert await told("/readyz") == (200, sentence)
         pulse.answered()
         clock.now_s += liveness.READY_S
-        assert await told("/readyz") == (200, "ok: the API server answered a request for the Lease last 30 s ago\n")
+        assert await told("/readyz") == (200, "ok: the API server granted a request for the Lease last 30 s ago\n")
         clock.now_s += 1
         assert (await told("/readyz"))[0] == 503
         assert (await told("/healthz"))[0] == 200
         clock.now_s += liveness.LIVE_S
         assert await told("/healthz") == (
             503,
-            "silent: the API server answered a request for the Lease last 631 s ago\n",
+            "silent: the API server granted a request for the Lease last 631 s ago\n",
         )
         pulse.answered()
         assert ((await told("/readyz"))[0], (await told("/healthz"))[0]) == (200, 200)
+
+
+async def test_an_error_is_an_answer_to_which_a_restart_is_no_remedy(ports):
+    clock = Clock()
+    pulse = liveness.Pulse(clock)
+    async with liveness.served(*ports, operator_metrics.OperatorMetrics(), pulse):
+        pulse.answered()
+        clock.now_s += 2 * liveness.LIVE_S
+        pulse.answered(403)
+        clock.now_s += 2
+        ready, live = [await asyncio.to_thread(probe, ports[0], path) for path in ("/readyz", "/healthz")]
+        told = "the API server granted a request for the Lease last 1202 s ago"
+        told += ", and answered one with HTTP status 403 2 s ago"
+        assert ready == (503, f"silent: {told}\n")
+        assert live == (200, f"ok: {told}\n")
+        clock.now_s += liveness.LIVE_S
+        assert (await asyncio.to_thread(probe, ports[0], "/healthz"))[0] == 503, "then nothing answers any more"
 
 
 async def test_a_process_whose_first_request_is_never_answered_turns_red_too(ports):

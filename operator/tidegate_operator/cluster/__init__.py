@@ -17,10 +17,12 @@ from tidegate_operator.spec import Json
 class ClusterError(Exception):
     """The API server answered with an error or could not be asked. Trying again may help."""
 
-    def __init__(self, message: str, *, retry_after_s: float = 0.0) -> None:
+    def __init__(self, message: str, *, retry_after_s: float = 0.0, status: int | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
         """Time for which the API server asks not to try again."""
+        self.status = status
+        """The HTTP status of the answer; None if there was no answer, or none of an API server."""
 
 
 class RejectedError(ClusterError):

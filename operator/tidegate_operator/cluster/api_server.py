@@ -289,7 +289,9 @@ def _pool(name: str) -> Json:
 def _translate(error: exceptions.ApiException) -> ClusterError:
     message = _message(error)
     is_rejected = error.status in (400, 403, 405, 409, 413, 415, 422) or message.startswith(UNTYPED)
-    return RejectedError(message) if is_rejected else ClusterError(message, retry_after_s=_retry_after_s(error))
+    if is_rejected:
+        return RejectedError(message, status=error.status)
+    return ClusterError(message, retry_after_s=_retry_after_s(error), status=error.status)
 
 
 def _retry_after_s(error: exceptions.ApiException) -> float:

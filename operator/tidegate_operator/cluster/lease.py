@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 DURATION_S = 15
 RENEW_S = 10
 RETRY_S = 2
+LONGEST_PAUSE_S = 5
+"""The API server may ask for a longer pause, but a process that waits must see in time that the holder is gone, and a
+holder must renew the Lease."""
 CALL_S = 4
 """Time limit of one request to the API server: a hanging request must not hide that the holder's time is over."""
 
@@ -43,10 +46,10 @@ async def hold(
     *,
     identity: str,
     work: Callable[[], Coroutine[Any, Any, None]],
-    answered: Callable[[], None] = lambda: None,
+    answered: Callable[[int | None], None] = lambda _: None,
 ) -> None:
     """Waits for the Lease, runs `work` while it is held, and releases it when `work` ends. Calls `answered` for each answer
-    of the API server.
+    of the API server, with its HTTP status if that is an error.
 
     When the Lease is lost, cancels `work` and raises LostError. Errors of `work` are raised unchanged.
     """
@@ -87,7 +90,7 @@ async def _renew_once(candidate: "_Candidate") -> None:
 class _Candidate:
     """One process, and the Lease as it last saw it."""
 
-    def __init__(self, leases: LeaseStore, identity: str, answered: Callable[[], None]) -> None:
+    def __init__(self, leases: LeaseStore, identity: str, answered: Callable[[int | None], None]) -> None:
         self.identity = identity
         self._answered = answered
         self.pause_s = float(RETRY_S)
@@ -102,7 +105,8 @@ class _Candidate:
         self._seen_at_s = 0.0
 
     async def try_to_hold(self) -> bool:
-        """Takes or renews the Lease; false when another process holds it or the API server does not answer in time."""
+        """Takes or renews the Lease; false when another process holds it, or when the API server answers with an error
+        or not in time."""
         sent_at_s = asyncio.get_running_loop().time()
         self.pause_s = float(RETRY_S)
         try:
@@ -110,9 +114,12 @@ class _Candidate:
                 taken = await self._take()
         except (ClusterError, TimeoutError) as error:
             log.warning("the Lease: %s", str(error) or "no answer in time")
-            self.pause_s = max(self.pause_s, getattr(error, "retry_after_s", 0.0))
+            if isinstance(error, ClusterError):
+                self.pause_s = max(self.pause_s, min(error.retry_after_s, LONGEST_PAUSE_S))
+                if error.status is not None:
+                    self._answered(error.status)
             return False
-        self._answered()
+        self._answered(None)
         if taken:
             self.renewed_at_s = sent_at_s
         return taken
