@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import pathlib
 
 import pytest
+import yaml
 
 from tidegate_operator import operator_doubles, rollout
 from tidegate_operator.render import default_resources
@@ -23,13 +25,12 @@ def container(kind, name, **changes):
     return test_render.pick(found, kind, name)["spec"]["template"]["spec"]["containers"][0]["resources"]
 
 
-def engine(*, kind="vllm", **node_pool):
-    common = {**test_render.body()["spec"]["engine"], "kind": kind}
-    common.pop("offload", None)
+def engine(*, kind="vllm", common=None, **node_pool):
+    """The resources of an engine; `common` are further fields of `spec.engine`, and the others those of its node pool."""
+    stated = {**test_render.body()["spec"]["engine"], "kind": kind}
+    stated.pop("offload", None)
     own = {**test_render.body()["spec"]["nodePools"][0], "tensorParallel": 1, **node_pool}
-    return container(
-        "Deployment", "chat-engine-a100", engine={**common, **node_pool.pop("engine", {})}, nodePools=[own]
-    )
+    return container("Deployment", "chat-engine-a100", engine={**stated, **(common or {})}, nodePools=[own])
 
 
 def test_what_is_not_stated_is_completed():
@@ -67,8 +68,7 @@ def test_the_resources_of_an_engine_grow_with_its_devices():
 
 
 def test_memory_for_shared_blocks_and_for_offloaded_kv_is_added():
-    given = {"offload": "20Gi", "sharedMemory": "16Gi"}
-    found = engine(engine=given)
+    found = engine(common={"offload": "20Gi", "sharedMemory": "16Gi"})
     assert (found["requests"]["memory"], found["limits"]["memory"]) == ("28Gi", "68Gi")
 
 
@@ -120,12 +120,13 @@ STATUS = {"observedGeneration": 1} | dict.fromkeys(
 )
 
 
-def test_an_upgrade_that_brings_new_defaults_restarts_nothing(monkeypatch):
+EARLIER = pathlib.Path(__file__).parent / "golden" / "chat.workloads-without-default-resources.yaml"
+
+
+def test_an_upgrade_that_brings_new_defaults_restarts_nothing():
     """Workloads of an operator without the defaults keep their templates until the spec changes."""
     body = test_render.body()
-    with monkeypatch.context() as earlier:
-        earlier.setattr(default_resources, "completed", lambda given, default: dict(given))
-        before = test_render.manifests()
+    before = list(yaml.safe_load_all(EARLIER.read_text()))
     first = rollout.staged(body, before, [], []).desired
     observed = [{**item, "metadata": {**item["metadata"], "generation": 1}, "status": STATUS} for item in first]
     after = rollout.staged(body, test_render.manifests(), observed, []).desired
@@ -137,6 +138,7 @@ def test_an_upgrade_that_brings_new_defaults_restarts_nothing(monkeypatch):
             if "template" in item.get("spec", {})
         }
 
+    assert templates(test_render.manifests()) != templates(first)
     assert templates(after) == templates(first)
     assert len(templates(first)) == 4
     edited = test_render.body(engine={**body["spec"]["engine"], "image": "x:2"})
