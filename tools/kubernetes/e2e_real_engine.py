@@ -88,6 +88,7 @@ def apply_real_pool(cluster: e2e_cluster.Cluster, vllm: str) -> str:
                 "image": e2e_cluster.LOCAL_IMAGES[0] if vllm == "mount" else e2e_cluster.LOCAL_ENGINE,
                 # In bfloat16 the demo model's answers depend on the CPU's instruction set.
                 "args": ["--enforce-eager", "--max-num-seqs=8", "--dtype=float32"],
+                "resources": {"requests": {"cpu": "100m", "memory": "1Gi"}},  # the node has two CPUs, and other pools
                 "sharedMemory": "1Gi",
                 "startupTimeout": "10m",
                 "env": [{"name": name, "value": value} for name, value in env.items()],
