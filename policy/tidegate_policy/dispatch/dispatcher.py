@@ -140,9 +140,7 @@ class Dispatcher:
         actions: list[Action] = []
         self.tenants.competes(now, call)
         self._hold_again(now)
-        rooms = self._engines.with_room(now)
-        has_room = bool(rooms) if only is None else any(engine.facts.id in only for engine in rooms)
-        if self.waiting >= self._limits.max_waiting and (held or not has_room):
+        if self.waiting >= self._limits.max_waiting and (held or not self._engines.with_room(now, only)):
             evicted = self.tenants.largest(now, call.tenant)
             if evicted is None:
                 return [self._shed(call, DropReason.SATURATED)]

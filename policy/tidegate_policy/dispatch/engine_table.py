@@ -208,16 +208,15 @@ class EngineTable:
             for item in self
         )
 
-    def with_room(self, now: float) -> list[Engine]:
-        """The engines of `accepting` that have room for another call."""
-        return [item for item in self.accepting(now) if item.limit is None or item.routable.calls < item.limit]
+    def with_room(self, now: float, only: Container[EngineId] | None = None) -> list[Engine]:
+        """The engines of `accepting` that have room for another call, out of `only` if that is not None."""
+        found = [item for item in self.accepting(now) if item.limit is None or item.routable.calls < item.limit]
+        return found if only is None else [item for item in found if item.facts.id in only]
 
     def fallbacks(self, now: float, chosen: EngineId, only: Container[EngineId] | None, most: int) -> list[EngineId]:
         """At most so many engines that may take a call when the chosen one fails it, out of `only` if that is not None; the
         one with the least work comes first."""
-        others = [
-            item for item in self.with_room(now) if item.facts.id != chosen and (only is None or item.facts.id in only)
-        ]
+        others = [item for item in self.with_room(now, only) if item.facts.id != chosen]
         return [item.facts.id for item in sorted(others, key=lambda item: item.backlog.work_us)[:most]]
 
     def with_reserve(self, now: float) -> list[Engine]:
