@@ -1,19 +1,26 @@
 """One small case of each suite in wall-clock time on a real vLLM engine core.
 
-    .venv/bin/python benchmarks/real_engine [--suites relquery,semantic,augmented,text2sql] [--repeats N] [--load X]
-                                            [--clock wall|cpu] [--json FILE]
+    .venv/bin/python benchmarks/real_engine [--parts suites,saturated,profile] [--machine cpu|gpu] [--json FILE]
+                                            [--suites relquery,semantic,augmented,text2sql] [--repeats N] [--load X]
+                                            [--units X] [--clock wall|cpu] [--policies NAMES]
+                                            [--vllm JSON]
 
-A Llama with four layers and random weights runs on one CPU thread: vLLM's executor, worker, model runner and KV cache
-in this process. The traces come from the suites' generators, with fewer units and shorter texts. The gateway core
+vLLM's executor, worker, model runner and KV cache run in this process: with `--machine cpu` a Llama with four layers on one
+thread, with `--machine gpu` one of the shape of Llama-3.1-8B on one GPU (`engine_setup.py`). Weights are random.
+
+The part `suites` has one small case of each suite. The traces come from the suites' generators, with fewer units and shorter texts. The gateway core
 predicts, budgets and labels each call, as in production. Load is open-loop: a late answer never delays the next arrival.
-The arrival rate is `--load` times the capacity, which is the number of units of a trace divided by the CPU seconds in
-which a first run serves all of them at once. The rows of a case take turns, seed by seed, in one engine, and each turn
+The arrival rate is `--load` times the capacity, which is the number of units of a trace divided by the seconds of the clock
+in which a first run serves all of them at once. The rows of a case take turns, seed by seed, in one engine, and each turn
 gets a new scheduler of the row's class. The sampled tokens are replaced by the trace's, so that an answer ends at the
 trace's length, which no scheduler sees.
 
 With `--clock cpu` time passes only while this process computes, and skips its idle time. Other processes of the machine
 then disturb the figures less. The table has the geometric mean of `vLLM's figure / ours`, seed by seed, with a 95%
 interval. A value above 1 is a gain.
+
+The part `saturated` has the time of a step while 2,000 more calls wait, by policy. The part `profile` fits the cost model
+to the times of single steps, two of three, and prints the error on the others. Both run the model's own tokens.
 """
 
 import argparse
@@ -25,15 +32,20 @@ import sys
 import time
 from collections.abc import Mapping
 
+import engine_setup
 import small_cases
 import stepped_engine  # before vLLM: it sets the environment
 from vllm import LLM
+
+import saturated_engine
+import step_profile
 
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import EngineId
 from tidegate_sim import bench_report, cell, engine_rows, paired_difference
 
 FIRST_SEED, LEARNED_SEED = 9001, 7
+PARTS = ("suites", "saturated", "profile")
 
 
 def run(
@@ -51,13 +63,15 @@ def run(
     return turn.run(case.trace(seed, rate, case.units)), engines[0]
 
 
-def compared(llm: LLM, case: small_cases.Case, repeats: int, load: float, clock: str) -> dict[str, object]:
+def compared(
+    llm: LLM, first: CostModel, case: small_cases.Case, repeats: int, load: float, clock: str
+) -> dict[str, object]:
     """The figures of all rows of a case."""
-    cost = stepped_engine.FIRST_COST
+    cost = first
     for _ in range(2):  # the first run warms up
-        began_s = time.process_time()
+        began_s = stepped_engine.CLOCKS[clock]()
         _, engine = run(llm, case, engine_rows.row("fcfs"), cost, LEARNED_SEED + 1, 1e3, clock)
-        capacity = case.units / (time.process_time() - began_s)
+        capacity = case.units / (stepped_engine.CLOCKS[clock]() - began_s)
         cost = engine.scheduler._core.cost
     figures = {name: [] for name in case.rows}
     means = {name: [] for name in case.rows}
@@ -130,31 +144,47 @@ def main() -> int:
     parser.add_argument(
         "--load", type=float, default=1.5, help="arrival rate / measured capacity; default: %(default)s"
     )
+    parser.add_argument("--units", type=float, default=1.0, help="size of a trace over that of the case; default: 1")
     parser.add_argument("--clock", choices=stepped_engine.CLOCKS, default="wall", help="default: %(default)s")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
+    parser.add_argument("--machine", choices=engine_setup.SETUPS, default="cpu", help="default: %(default)s")
+    parser.add_argument("--vllm", type=json.loads, default={}, help="further arguments of vllm.LLM, as a JSON object")
+    parser.add_argument("--parts", default="suites", help=f"of {', '.join(PARTS)}; default: %(default)s")
+    parser.add_argument("--policies", default="fcfs,urgency", help="rows of `saturated`; default: %(default)s")
     options = parser.parse_args()
-    chosen = options.suites.split(",")
-    if unknown := [name for name in chosen if name not in small_cases.CASES]:
-        parser.error(f"unknown suite {unknown[0]!r}; known are {', '.join(small_cases.CASES)}")
-    llm = stepped_engine.model()
+    chosen, parts = options.suites.split(","), options.parts.split(",")
+    for kind, names, known in (("suite", chosen, small_cases.CASES), ("part", parts, PARTS)):
+        if unknown := [name for name in names if name not in known]:
+            parser.error(f"unknown {kind} {unknown[0]!r}; known are {', '.join(known)}")
+    setup = engine_setup.SETUPS[options.machine]
+    if parts == ["saturated"]:
+        setup = engine_setup.saturated(setup)
+    llm = stepped_engine.model(setup, options.vllm)
+    report: dict[str, object] = {key: getattr(options, key) for key in ("machine", "clock", "repeats", "load")}
     begun_at_s = time.monotonic()
-    results = {
-        name: compared(llm, small_cases.CASES[name], options.repeats, options.load, options.clock) for name in chosen
-    }
-    took_s = time.monotonic() - begun_at_s
-    print(table(results, options))
-    print(f"The turns took {took_s:.0f} s. Load averages of the machine: {os.getloadavg()}.")
-    if options.json is not None:
-        report = {
-            "clock": options.clock,
-            "repeats": options.repeats,
-            "load": options.load,
-            "took_s": took_s,
-            "suites": results,
-        }
-        options.json.write_text(json.dumps(report, indent=1))
+    if "profile" in parts:
+        timings, report["profile"] = step_profile.measured(llm, setup)
+        report["timings"] = [[timing.seconds, *timing.terms()] for timing in timings]
+        say(step_profile.table(report["profile"]), report, options.json)
+    if "saturated" in parts:
+        report["saturated"] = saturated_engine.measured(llm, setup, options.policies.split(","), options.repeats)
+        say(saturated_engine.table(report["saturated"]), report, options.json)
+    if "suites" in parts:
+        results = report["suites"] = {}
+        for name in chosen:
+            case = small_cases.CASES[name].on(setup, options.units)
+            results[name] = compared(llm, setup.first_cost, case, options.repeats, options.load, options.clock)
+            say(table(results, options), report, options.json)
+    print(f"The turns took {time.monotonic() - begun_at_s:.0f} s. Load averages of the machine: {os.getloadavg()}.")
     return 0
 
 
+def say(text: str, report: Mapping[str, object], path: pathlib.Path | None) -> None:
+    """Prints a table as soon as its part is done, and writes all figures so far."""
+    print(text, flush=True)
+    if path is not None:
+        path.write_text(json.dumps(report, indent=2))
+
+
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import engine_setup
+
 from tidegate_sim import (
     bench_report,
     cell,
@@ -32,6 +34,15 @@ class Case:
     rows: Mapping[str, cell.Row]
     """The first row is the baseline and the last is ours."""
     tool_factor: float = 0.01
+
+    def on(self, setup: engine_setup.Setup, units: float) -> "Case":
+        """The case with `units` times its units, and with texts that are as long as this engine can serve in seconds."""
+        return replace(
+            self,
+            units=round(self.units * units),
+            shrink=self.shrink if setup.short_texts else 1,
+            tool_factor=setup.tool_factor,
+        )
 
     def trace(self, seed: int, rate: float, units: int) -> list[object]:
         return [self._small(call) for call in self.calls(random.Random(f"real engine {seed}"), rate, units)]

@@ -1,10 +1,11 @@
-"""vLLM's engine core in this process with a small random model, behind the interface of a virtual engine."""
+"""vLLM's engine core in this process with a random model, behind the interface of a virtual engine."""
 
 import functools
 import os
 import random
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 os.environ.update(
@@ -19,27 +20,17 @@ os.environ.update(
     }
 )
 
+import engine_setup
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched import scheduler as vllm_scheduler
 
-from tidegate_engine import checkpoints
 from tidegate_engine import scheduler as schedulers
 from tidegate_policy import labels
 from tidegate_policy.cost import CostModel
 from tidegate_sim import cell, engine_limits, virtual_engine, virtual_time
 
-BLOCK, BLOCKS, SEQUENCES, STEP_TOKENS, MODEL_LENGTH = 32, 129, 8, 256, 1024
 VOCABULARY, STOP = 2048, 0
-FIRST_COST = CostModel(
-    step_s=0.008,
-    prefill_s=1e-4,
-    decode_s=3e-4,
-    kv_tokens=(BLOCKS - 1) * BLOCK,
-    max_batch=SEQUENCES,
-    max_step_tokens=STEP_TOKENS,
-)
-"""The cost model of the first run of a case, which refines it."""
 
 CLOCKS = {"wall": time.monotonic, "cpu": time.process_time}
 
@@ -100,7 +91,7 @@ class RealEngine:
         self._outputs[call.id] = [*text(own, output_tokens)[:-1], STOP]
         params = SamplingParams(
             temperature=0,
-            max_tokens=MODEL_LENGTH,
+            max_tokens=self._engine.model_config.max_model_len,
             ignore_eos=True,
             stop_token_ids=[STOP],
             detokenize=False,
@@ -152,19 +143,19 @@ def text(name: object, tokens: int) -> list[int]:
     return [drawn.randrange(STOP + 1, VOCABULARY) for _ in range(tokens)]
 
 
-def model() -> LLM:
+def model(setup: engine_setup.Setup, more: Mapping[str, Any]) -> LLM:
     """The model with vLLM's executor, worker, model runner and KV cache."""
     return LLM(
-        model=str(checkpoints.dummy()),
+        model=str(setup.checkpoint()),
         load_format="dummy",
         skip_tokenizer_init=True,
-        dtype="float32",
-        max_model_len=MODEL_LENGTH,
-        enforce_eager=True,
-        num_gpu_blocks_override=BLOCKS,
-        block_size=BLOCK,
-        max_num_seqs=SEQUENCES,
-        max_num_batched_tokens=STEP_TOKENS,
+        dtype=setup.dtype,
+        max_model_len=setup.model_length,
+        num_gpu_blocks_override=setup.blocks,
+        block_size=setup.block,
+        max_num_seqs=setup.sequences,
+        max_num_batched_tokens=setup.step_tokens,
         seed=1,
         disable_log_stats=True,
+        **{**setup.options, **more},
     )
