@@ -8,12 +8,12 @@
 vLLM's executor, worker, model runner and KV cache run in this process: with `--machine cpu` a Llama with four layers on one
 thread, with `--machine gpu` one of the shape of Llama-3.1-8B on one GPU (`engine_setup.py`). Weights are random.
 
-The part `suites` has one small case of each suite. The traces come from the suites' generators, with fewer units and shorter texts. The gateway core
-predicts, budgets and labels each call, as in production. Load is open-loop: a late answer never delays the next arrival.
-The arrival rate is `--load` times the capacity, which is the number of units of a trace divided by the seconds of the clock
-in which a first run serves all of them at once. The rows of a case take turns, seed by seed, in one engine, and each turn
-gets a new scheduler of the row's class. The sampled tokens are replaced by the trace's, so that an answer ends at the
-trace's length, which no scheduler sees.
+The part `suites` has one small case of each suite. The traces come from the suites' generators, with fewer units and
+shorter texts (on a GPU: the suites' own texts). The gateway core predicts, budgets and labels each call, as in production.
+Load is open-loop: a late answer never delays the next arrival. The arrival rate is `--load` times the capacity, which is
+the number of units of a trace divided by the seconds of the clock in which a first run serves all of them at once. The rows
+of a case take turns, seed by seed, in one engine, and each turn gets a new scheduler of the row's class. The sampled tokens
+are replaced by the trace's, so that an answer ends at the trace's length, which no scheduler sees.
 
 With `--clock cpu` time passes only while this process computes, and skips its idle time. Other processes of the machine
 then disturb the figures less. The table has the geometric mean of `vLLM's figure / ours`, seed by seed, with a 95%
@@ -33,12 +33,11 @@ import time
 from collections.abc import Mapping
 
 import engine_setup
+import saturated_engine
 import small_cases
+import step_profile
 import stepped_engine  # before vLLM: it sets the environment
 from vllm import LLM
-
-import saturated_engine
-import step_profile
 
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import EngineId

@@ -322,6 +322,8 @@ class Life(RuleBasedStateMachine):
         self.at: dict[str, str] = {}
         self.failed_at: dict[str, set[str]] = collections.defaultdict(set)
         """The engines that failed a call. It does not return to them while another engine may serve it."""
+        self.only: dict[str, frozenset[EngineId]] = {}
+        """The engines that a call may go to, of a call that may not go to all."""
         self.count = 0
 
     def carry_out(self, actions: list[Action]) -> None:
@@ -330,6 +332,7 @@ class Life(RuleBasedStateMachine):
             assert name in self.inside
             if isinstance(action, Send):
                 assert name not in self.at
+                assert action.decision.engine in self.only.get(name, {action.decision.engine})
                 self.at[name] = action.decision.engine
             else:
                 assert name not in self.at
@@ -351,18 +354,27 @@ class Life(RuleBasedStateMachine):
         output=st.integers(1, 50),
         tenant=st.sampled_from("ab"),
         workflow=st.none() | st.sampled_from("uvw"),
+        only=st.none() | st.frozensets(st.sampled_from([EngineId(f"e{index}") for index in range(3)]), min_size=1),
     )
     def arrive(
-        self, due_at_s: float | None, deadline_at_s: float | None, output: int, tenant: str, workflow: str | None
+        self,
+        due_at_s: float | None,
+        deadline_at_s: float | None,
+        output: int,
+        tenant: str,
+        workflow: str | None,
+        only: frozenset[EngineId] | None,
     ) -> None:
         self.count += 1
         self.inside.add(str(self.count))
+        if only is not None:
+            self.only[str(self.count)] = only
         arriving = replace(
             call(str(self.count), due_at_s=due_at_s, deadline_at_s=deadline_at_s, output=output),
             tenant=tenant,
             workflow=None if workflow is None else WorkflowId(workflow),
         )
-        self.carry_out(self.gate.on_arrival(self.now, arriving))
+        self.carry_out(self.gate.on_arrival(self.now, arriving, only))
 
     @rule(demand_s=st.sampled_from([0.3, 1.0]))
     def learn_the_bounds(self, demand_s: float) -> None:
@@ -450,7 +462,12 @@ class Life(RuleBasedStateMachine):
         idle = {engine.facts.id for engine in self.gate.table.accepting(self.now) if not engine.backlog}
         in_gate = {item.call.id for item in self.gate.gate}  # a workflow may wait for one that pauses
         for waiting in self.gate.waiting_calls():
-            assert waiting.id in in_gate or len(idle - self.failed_at[waiting.id]) < 2
+            able = (idle & self.only.get(waiting.id, idle)) - self.failed_at[waiting.id]
+            assert waiting.id in in_gate or len(able) < 2
+
+    @invariant()
+    def the_shares_remember_no_call_that_has_left(self) -> None:
+        assert self.gate.tenants.confined <= len(self.inside & self.only.keys())
 
 
 Life.TestCase.settings = settings(max_examples=80, stateful_step_count=50)

@@ -198,6 +198,7 @@ class TenantShares:
         if now < self._held_again_at_s or self.is_fair(now):
             return {}
         self._held_again_at_s = now + HOLD_AGAIN_S
+        self.look_again()  # the caller holds calls now, so what the look showed is over
         found: dict[str, int] = {}
         for name, bound in self._looked.items():
             tenant = self._tenants.get(name)  # it may be forgotten since the look
@@ -209,6 +210,10 @@ class TenantShares:
         """Whether the tenant has at most its part, while another one has more than it may have."""
         return not self.is_fair(now) and self._tenants[name].entered <= self._looked.get(name, 0.0)
 
+    def is_owed_beyond(self, now: float, name: str, sequences: int) -> bool:
+        """As `is_owed`, for a tenant of whose calls so many sequences are at engines."""
+        return not self.is_fair(now) and sequences < self._looked.get(name, 0.0)
+
     def is_fair(self, now: float) -> bool:
         """No tenant has more than it may have, as far as the last look showed."""
         if len(self._tenants) < 2:
@@ -219,6 +224,10 @@ class TenantShares:
             unfair = [name for name, bound in bounds.items() if self._entered_of(name) > bound]
             self._looked = bounds if unfair else {}
         return not self._looked
+
+    def look_again(self) -> None:
+        """The next question looks at the places of all tenants."""
+        self._look_at_s = -math.inf
 
     def enter(self, item: QueuedRequest) -> None:
         """The call enters the queue, for the first time or after an engine failed it."""

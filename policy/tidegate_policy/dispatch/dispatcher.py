@@ -13,11 +13,12 @@ import random
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from tidegate_policy import policies
-from tidegate_policy.admit import retries, tenant_shares, workflow_gate
-from tidegate_policy.dispatch import call_records, prefix_index, rules, traffic_split, waiting_calls, waiting_limits
+from tidegate_policy.admit import retries, workflow_gate
+from tidegate_policy.dispatch import call_records, pool_shares, prefix_index, rules, traffic_split, waiting_calls
 from tidegate_policy.dispatch.core_actions import Action, GiveUp, Send, Shed
 from tidegate_policy.dispatch.engine_table import Engine, EngineTable
 from tidegate_policy.dispatch.routing import DispatchSettings, Prices, RoutableEngine, RoutingContext
+from tidegate_policy.dispatch.waiting_limits import Limits
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, Decision, DropReason, EngineId, WorkflowId
 from tidegate_policy.waiting_queue import WaitingQueue
 
@@ -37,7 +38,7 @@ class Dispatcher:
         *,
         policy: policies.Policy,
         settings: DispatchSettings,
-        limits: waiting_limits.Limits,
+        limits: Limits,
         retry: retries.RetrySettings,
         rng: random.Random,
     ) -> None:
@@ -47,7 +48,7 @@ class Dispatcher:
         self.prefixes = prefix_index.PrefixIndex(settings.prefix_entries)
         self._queue = WaitingQueue(policy)
         self.gate = workflow_gate.WorkflowGate(bounded=limits.bound_workflows)
-        self.tenants = tenant_shares.TenantShares(policy, bounded=limits.share_among_tenants, limits=engines.limits)
+        self.tenants = pool_shares.PoolShares(policy, bounded=limits.share_among_tenants, engines=engines)
         self._warm: Sequence[RoutableEngine] = ()
         """The engines that have `cached_tokens` of the last call."""
         self._waiting = waiting_calls.WaitingCalls()
@@ -106,10 +107,7 @@ class Dispatcher:
 
     def waiting_since_s(self) -> dict[str, float]:
         """By class: the arrival of the call that began to wait first."""
-        found: dict[str, float] = {}
-        for waiting in self._waiting.by_id.values():
-            found.setdefault(waiting.call.slo_class, waiting.call.arrived_at_s)
-        return found
+        return self._waiting.since_s()
 
     def own_backlog(self, engine: EngineId) -> Backlog:
         """The work of the calls that are out at `engine`."""
@@ -144,12 +142,12 @@ class Dispatcher:
             evicted = self.tenants.largest(now, call.tenant)
             if evicted is None:
                 return [self._shed(call, DropReason.SATURATED)]
-            self._waiting.pop(evicted.call)
+            self._forget(evicted.call)
             actions.append(self._shed(evicted.call, DropReason.EVICTED))
         prices = Prices(call)
         item = self._queued(call, prices)
         expires_at_s = self._expires_at_s(now, call)
-        self._waiting.add(call_records.Waiting(call=call, prices=prices, expires_at_s=expires_at_s, only=only))
+        self._wait(now, call_records.Waiting(call=call, prices=prices, expires_at_s=expires_at_s, only=only))
         if held and call.workflow is not None:
             self.gate.hold(item, call.workflow)
         else:
@@ -213,9 +211,9 @@ class Dispatcher:
         if not (self._may_serve(now, waiting) or self._holds(now)):
             return [self._shed(out.call, DropReason.NO_ENGINES), *self.pump(now)]
         item = self._queued(out.call, waiting.prices)
+        self._wait(now, waiting)
         self._enter(now, item)
         self._queue.push_preempted(item)
-        self._waiting.add(waiting)
         return self.pump(now)
 
     def on_end(self, now: float, call_id: CallId, *, ok: bool = True) -> list[Action]:
@@ -227,7 +225,7 @@ class Dispatcher:
         """The client went away."""
         item = self._take_out(now, call_id)
         if item is not None:
-            self._waiting.pop(item.call)
+            self._forget(item.call)
             return self.pump(now)
         return self.on_end(now, call_id, ok=False)
 
@@ -297,16 +295,16 @@ class Dispatcher:
         passed = 0
         stuck: set[int] = set()
         while self._queue.candidates:
-            rooms = self._engines.with_room(now) or self._reserve(now)
-            if not rooms:
-                break
             item = self._queue.peek()
             call = item.call
+            rooms = self._engines.with_room(now) or self._reserve(now, call)
+            if not rooms and not self.tenants.owes_in_part(now):
+                break
             waiting = self._waiting.by_id[call.id]
-            allowed = [engine for engine in rooms if waiting.allows(engine.facts.id)] if waiting.is_choosy else rooms
+            allowed = self._allowed(now, waiting, rooms) if waiting.is_choosy else rooms
             if not allowed and (group := waiting_calls.group_of(waiting)) is not None:
                 stuck.add(group)
-                if self._waiting.are_all_in(stuck):
+                if self._waiting.are_all_in(stuck) and not self.tenants.owes_in_part(now):
                     break
             allowed = self._preferred(now, call, allowed)
             if not allowed and passed == MOST_PASSED and arrived is not None:
@@ -317,8 +315,8 @@ class Dispatcher:
                 passed += 1
             elif call.deadline_at_s is not None and call.deadline_at_s <= now:
                 self._queue.remove(call.id)
-                self._waiting.pop(call)
                 self._left(now, call)
+                self._forget(call)
                 actions.append(self._shed(call, DropReason.DEADLINE_UNREACHABLE))
             else:
                 self._queue.start(now, call.id)
@@ -339,7 +337,7 @@ class Dispatcher:
         if item is None:
             return []
         waiting = self._waiting.by_id[call_id]
-        engines = self._preferred(now, item.call, [engine for engine in rooms if waiting.allows(engine.facts.id)])
+        engines = self._preferred(now, item.call, self._allowed(now, waiting, rooms))
         if not engines:
             return []
         self._queue.start(now, call_id)
@@ -352,22 +350,30 @@ class Dispatcher:
 
     def _hold_again(self, now: float) -> None:
         """Calls of tenants that are not alone any more wait for the shares of these, the last ones of the queue first."""
-        surplus = self.tenants.surplus(now) if len(self._queue) else None
-        if not surplus:
-            return
-        for item in reversed([item for item in self._queue if item.call.tenant in surplus]):
-            tenant = item.call.tenant
-            if surplus[tenant] > 0:
-                surplus[tenant] -= item.call.sequences
-                self._queue.remove(item.call.id)
-                self._left(now, item.call)
-                self.tenants.hold(now, item)
+        for item in self.tenants.surplus(now, self._queue) if len(self._queue) else ():
+            self._queue.remove(item.call.id)
+            self._left(now, item.call)
+            self.tenants.hold(now, item)
 
-    def _reserve(self, now: float) -> list[Engine]:
-        """Room beyond the limits of the engines, if the next call is one of a tenant that has too few places."""
-        if self.tenants.is_fair(now) or not self.tenants.is_owed(now, self._queue.peek().call.tenant):
-            return []
-        return self._engines.with_reserve(now)
+    def _wait(self, now: float, waiting: call_records.Waiting) -> None:
+        """The call begins to wait."""
+        self._waiting.add(waiting)
+        if waiting.only is not None:
+            self.tenants.confine(now, waiting.call, waiting.only, self._out)
+
+    def _forget(self, call: Call) -> None:
+        """The call waits no more and goes to no engine."""
+        self._waiting.pop(call)
+        self.tenants.forget(call)
+
+    def _reserve(self, now: float, call: Call) -> list[Engine]:
+        """Room beyond the limits of the engines, if the call is one of a tenant that has too few places."""
+        return self._engines.with_reserve(now) if self.tenants.is_owed(now, call) else []
+
+    def _allowed(self, now: float, waiting: call_records.Waiting, rooms: Sequence[Engine]) -> list[Engine]:
+        """The engines with room to which a call may go that may not go to all of them."""
+        allowed = [engine for engine in rooms if waiting.allows(engine.facts.id)]
+        return allowed or [each for each in self._reserve(now, waiting.call) if waiting.allows(each.facts.id)]
 
     def _enqueue(self, now: float, item: policies.QueuedRequest) -> None:
         self._enter(now, item)
@@ -394,21 +400,16 @@ class Dispatcher:
             return item
         if call_id not in self._waiting.by_id:
             return None
-        return self.gate.remove(call_id) or self.tenants.remove(now, call_id, self._waiting.by_id[call_id].call.tenant)
+        return self.gate.remove(call_id) or self.tenants.remove(now, self._waiting.by_id[call_id].call)
 
     def _send(self, now: float, item: policies.QueuedRequest, engines: Sequence[Engine]) -> Send:
         call = item.call
         routable = [engine.routable for engine in engines]
         waited = self._waiting.pop(call)
         self._look_up(call, routable)
+        turn, rng, prices = self._turn, self._rng, waited.prices
         context = RoutingContext(
-            now=now,
-            call=call,
-            engines=routable,
-            settings=self.settings,
-            turn=self._turn,
-            rng=self._rng,
-            prices=waited.prices,
+            now=now, call=call, engines=routable, settings=self.settings, turn=turn, rng=rng, prices=prices
         )
         choice = self._rule.choose(context)
         chosen, price = choice.engine, context.price(choice.engine)
@@ -431,6 +432,7 @@ class Dispatcher:
             call, chosen.id, price.charge, waited.attempt, item, frozenset(waited.avoid), waited.only, awaited
         )
         self._rule.on_sent(now, call, chosen.id)
+        self.tenants.on_sent(item, chosen.id)
         return Send(call=call, decision=decision, attempt=waited.attempt, cached_tokens=chosen.cached_tokens)
 
     def _look_up(self, call: Call, engines: Sequence[RoutableEngine]) -> None:
@@ -458,7 +460,9 @@ class Dispatcher:
         self.prefixes.on_unanswered(out.engine, out.awaited)
         if (engine := self._engines.get(out.engine)) is not None:
             engine.estimate.forget(call_id)
+        self.tenants.on_back(out.call, out.engine)
         self._left(now, out.call)
+        self.tenants.forget(out.call)
         self._rule.on_end(now, out.call, out.engine)
 
     def _recharge(self, out: call_records.Out, left: Backlog) -> None:
@@ -477,17 +481,15 @@ class Dispatcher:
         return self._limits.hold_s > 0.0 and not self._engines.accepting(now)
 
     def _expires_at_s(self, now: float, call: Call) -> float:
-        if call.deadline_at_s is not None:
-            return call.deadline_at_s
-        ttl_s = self._limits.ttl_s
-        return now + (max(ttl_s, self._limits.hold_s) if self._holds(now) else ttl_s)
+        return self._limits.expires_at_s(now, call, holds=self._holds(now))
 
     def _shed_waiting(self, now: float, call_id: CallId) -> Shed:
         """Sheds a call that waits, with the reason why no engine will serve it."""
         item = self._take_out(now, call_id)
         if item is None:
             raise AssertionError(f"call {call_id!r} is to be shed but does not wait")
-        waiting = self._waiting.pop(item.call)
+        waiting = self._waiting.by_id[call_id]
+        self._forget(item.call)
         if not self._may_serve(now, waiting):
             return self._shed(item.call, DropReason.NO_ENGINES)
         timed = item.call.deadline_at_s is not None

@@ -230,6 +230,10 @@ class EngineTable:
         self._count_kinds()
         return self._limits
 
+    def limits_of(self, engines: Container[EngineId]) -> float:
+        """As `limits`, for some engines."""
+        return sum([math.inf if item.limit is None else item.limit for item in self if item.facts.id in engines])
+
     def on_attempt(self, now: float, engine: EngineId, tenant: str, *, ok: bool) -> float | None:
         """An engine did its part in a call of the tenant, or failed it. Returns the seconds of the ejection that follows,
         if one does.

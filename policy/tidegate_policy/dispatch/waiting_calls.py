@@ -49,6 +49,13 @@ class WaitingCalls:
         """Whether every call that waits is of one of these groups (`group_of`)."""
         return self._groups.keys() <= groups
 
+    def since_s(self) -> dict[str, float]:
+        """By class: the arrival of the call that began to wait first."""
+        found: dict[str, float] = {}
+        for waiting in self.by_id.values():
+            found.setdefault(waiting.call.slo_class, waiting.call.arrived_at_s)
+        return found
+
     def next_expiry_at_s(self) -> float | None:
         """The instant at which the first wait ends; None while no call waits."""
         while self._expiries and not self._still_waits(*self._expiries[0]):

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from tidegate_policy.model import Call
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -19,3 +21,9 @@ class Limits:
     (`admit.workflow_gate`)."""
     share_among_tenants: bool = True
     """While several tenants compete, calls beyond the share of their tenant wait (`admit.tenant_shares`)."""
+
+    def expires_at_s(self, now: float, call: Call, *, holds: bool) -> float:
+        """The instant at which the wait of a call ends; `holds` = it waits for an engine that does not exist yet."""
+        if call.deadline_at_s is not None:
+            return call.deadline_at_s
+        return now + (max(self.ttl_s, self.hold_s) if holds else self.ttl_s)

@@ -1,0 +1,117 @@
+"""A tenant cannot keep others from engines that only some calls may use."""
+
+import heapq
+import math
+from collections.abc import Container
+from dataclasses import replace
+
+import pytest
+from test_dispatcher import Gate, call
+
+from tidegate_policy.dispatch.core_actions import Action, Send
+from tidegate_policy.model import Call, CallId, EngineId
+
+ALL = None
+FIRST = frozenset({EngineId("e0")})
+FIRST_TWO = frozenset({EngineId("e0"), EngineId("e1")})
+FLOOD = 300
+SERVICE_S = 1.0
+"""Every call keeps its place at an engine for so long."""
+
+
+class Pool:
+    """Engines of six places, and two more for tenants that have too few."""
+
+    def __init__(self, policy: str, engines: int = 4) -> None:
+        self.gate = Gate(policy, max_inflight="auto", engines=engines)  # type: ignore[arg-type]
+        self.ends: list[tuple[float, CallId]] = []
+        self.sent_at_s: dict[str, float] = {}
+
+    def arrive(self, now: float, arriving: Call, only: Container[EngineId] | None) -> None:
+        self._carry_out(now, self.gate.on_arrival(now, arriving, only))
+
+    def run(self, until_s: float) -> None:
+        while self.ends and self.ends[0][0] <= until_s:
+            at_s, name = heapq.heappop(self.ends)
+            self._carry_out(at_s, self.gate.on_end(at_s, name))
+
+    def _carry_out(self, now: float, actions: list[Action]) -> None:
+        for action in actions:
+            assert isinstance(action, Send)
+            self.sent_at_s[action.call.id] = now
+            heapq.heappush(self.ends, (now + SERVICE_S, action.call.id))
+
+
+def flooded(
+    policy: str,
+    flood: list[Container[EngineId] | None],
+    only: Container[EngineId] | None,
+    *,
+    calls: int,
+    engines: int,
+) -> list[float]:
+    """How long the calls of another tenant wait, which come 2.5 s after a flood of calls that claim to be short and due."""
+    pool = Pool(policy, engines)
+    for number in range(FLOOD):
+        arriving = replace(call(f"flood {number}", due_at_s=1.0, output=1), tenant="flood")
+        pool.arrive(0.001 * number, arriving, flood[number % len(flood)])
+    pool.run(2.5)
+    for number in range(calls):
+        pool.arrive(2.5, replace(call(f"other {number}", due_at_s=60.0, output=20), tenant="other"), only)
+    pool.run(100.0)
+    assert len(pool.sent_at_s) == FLOOD + calls, "every call was served"
+    assert pool.gate.tenants.confined == 0
+    return [pool.sent_at_s[f"other {number}"] - 2.5 for number in range(calls)]
+
+
+@pytest.mark.parametrize("engines", [4, 16])
+@pytest.mark.parametrize("policy", ["fcfs", "edf", "sjf", "two-lane", "urgency"])
+@pytest.mark.parametrize(
+    "flood",
+    [
+        pytest.param([FIRST], id="same engine"),
+        pytest.param([ALL], id="all engines"),
+        pytest.param([FIRST_TWO], id="more engines"),
+        pytest.param([FIRST, ALL, FIRST_TWO], id="mixed"),
+    ],
+)
+def test_calls_for_one_engine_wait_for_no_flood(policy, flood, engines) -> None:
+    """The flood alone takes up to 50 s for this engine."""
+    waits = flooded(policy, flood, FIRST, calls=8, engines=engines)
+    assert waits[:2] == [0.0, 0.0], "beyond the automatic limit"
+    assert max(waits) <= 2 * SERVICE_S
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "edf", "sjf"])
+def test_calls_for_all_engines_do_not_wait_for_a_flood_of_calls_for_one(policy) -> None:
+    assert max(flooded(policy, [FIRST], ALL, calls=4, engines=4)) == 0.0
+
+
+def test_a_tenant_that_is_alone_may_fill_the_engines_of_a_part() -> None:
+    pool = Pool("fcfs")
+    for number in range(20):
+        pool.arrive(0.0, replace(call(f"only {number}"), tenant="alone"), FIRST)
+    assert len(pool.sent_at_s) == 6
+    pool.run(math.inf)
+    assert max(pool.sent_at_s.values()) == 3.0 * SERVICE_S
+
+
+def test_two_tenants_share_the_engines_of_a_part() -> None:
+    pool = Pool("fcfs")
+    for number in range(40):
+        pool.arrive(0.0, replace(call(f"a {number}"), tenant="a"), FIRST)
+    for number in range(40):
+        pool.arrive(0.1, replace(call(f"b {number}"), tenant="b"), FIRST)
+    pool.run(5.5)
+    sent = {tenant: sum(name.startswith(tenant) for name in pool.sent_at_s) for tenant in "ab"}
+    assert 0.7 <= sent["a"] / sent["b"] <= 1.5, sent
+
+
+def test_calls_for_an_adapter_that_all_engines_have_are_in_no_part() -> None:
+    gate = Gate(engines=2)
+    gate.on_arrival(0.0, call("a"), FIRST_TWO)
+    assert gate.tenants.confined == 0
+    gate.on_arrival(0.0, call("b"), FIRST)
+    assert gate.tenants.confined == 1
+    gate.on_end(1.0, CallId("b"))
+    assert gate.tenants.confined == 0
