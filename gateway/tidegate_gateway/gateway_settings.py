@@ -234,7 +234,7 @@ class Limits:
     next request or its body, and the gRPC port one without calls. The picker's port takes as many requests at a time.
     Fewer open files than twice as many lower this bound at the start."""
     connections_per_address: int = 5_000
-    """Connections from one address to one port, which closes further ones. Addresses of this machine have no bound of
+    """Connections from one address (of IPv6: one /64 network) to one port, which closes further ones. Addresses of this machine have no bound of
     their own, because a local proxy brings all clients from there."""
     choices: int = 16
     """`n` times the prompts of one call: each choice is a sequence in the engine."""
@@ -454,6 +454,20 @@ def _problems(settings: Settings) -> list[str]:
         f"tenants[{tenant.name}].tokensPerMinute must be at least 1, or null for no limit"
         for tenant in settings.tenants
         if tenant.tokens_per_minute is not None and tenant.tokens_per_minute < 1
+    ]
+    above_0 = ("health.interval", "health.timeout", "health.resolve", "timeouts.connect", "timeouts.firstToken")
+    for path in (*above_0, "timeouts.answer", "timeouts.nextToken"):
+        group, key = path.split(".")
+        name, _ = settings_decoder.fields(type(getattr(settings, group)))[key]
+        if getattr(getattr(settings, group), name) <= 0:
+            problems.append(f"{path} must be more than 0s")
+    problems += [
+        f"health.{key} must be at least 1"
+        for key, value in (
+            ("unhealthyAfter", settings.health.unhealthy_after),
+            ("consecutiveFailures", settings.health.consecutive_failures),
+        )
+        if value < 1
     ]
     problems += engine_entries.problems(settings.engines, settings.services)
     problems += _equal_ports(settings)
