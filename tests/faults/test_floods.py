@@ -30,10 +30,10 @@ KIB = 1024
 
 
 async def first_token_s(
-    http: Any, url: str, tenant: str, *, words: int, tokens: int, claims: Any = None
+    http: Any, url: str, tenant: str, *, words: int, tokens: int, claims: Any = None, model: str = "sim"
 ) -> float | str:
     """The time to the first token of a stream; the status and code of a rejection."""
-    body = {"model": "sim", "prompt": "word " * words, "max_tokens": tokens, "stream": True}
+    body = {"model": model, "prompt": "word " * words, "max_tokens": tokens, "stream": True}
     sent_at_s = time.monotonic()
     async with http.post(
         url + "/v1/completions", json=body, headers={"x-tidegate-tenant": tenant, **(claims or {})}
@@ -58,21 +58,27 @@ def percentile(times: list[float | str], share: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("claims", "gateways"),
-    [({}, 1), ({"x-tidegate-slo-ttft-ms": "1", "x-tidegate-slo-tpot-ms": "1"}, 1), ({}, 2)],
-    ids=["plain", "claims", "two gateways"],
+    ("claims", "gateways", "model"),
+    [
+        ({}, 1, "sim"),
+        ({"x-tidegate-slo-ttft-ms": "1", "x-tidegate-slo-tpot-ms": "1"}, 1, "sim"),
+        ({}, 2, "sim"),
+        ({}, 1, "adapter"),
+    ],
+    ids=["plain", "claims", "two gateways", "an adapter of one engine in four"],
 )
 async def test_a_flood_moves_the_first_tokens_of_an_honest_tenant_a_little(
-    rig: Any, figure: Any, free_port: Any, claims: Any, gateways: int
+    rig: Any, figure: Any, free_port: Any, claims: Any, gateways: int, model: str
 ) -> None:
     tenants = [{"name": name, "weight": 1} for name in ("honest", "flood")]
-    engine = await rig.engine(speed=4)
+    engines = [await rig.engine(speed=4, adapter="adapter")]
+    engines += [await rig.engine(speed=4) for _ in range(3 if model == "adapter" else 0)]
     store = None if gateways == 1 else (await rig.valkey(port=free_port(), folder=rig.folder / "data")).url
-    urls = [(await rig.gateway([engine], store, tenants=tenants)).url for _ in range(gateways)]
+    urls = [(await rig.gateway(engines, store, tenants=tenants)).url for _ in range(gateways)]
     turn = itertools.cycle(urls)
 
     async def one() -> float | str:
-        return await first_token_s(rig.http, next(turn), "honest", words=200, tokens=50)
+        return await first_token_s(rig.http, next(turn), "honest", words=200, tokens=50, model=model)
 
     alone = await honest(one)
     flooding = True
@@ -80,7 +86,9 @@ async def test_a_flood_moves_the_first_tokens_of_an_honest_tenant_a_little(
 
     async def flood() -> None:
         while flooding:
-            flooded.append(await first_token_s(rig.http, next(turn), "flood", words=600, tokens=200, claims=claims))
+            url = next(turn)
+            answer = first_token_s(rig.http, url, "flood", words=600, tokens=200, claims=claims, model=model)
+            flooded.append(await answer)
             if isinstance(flooded[-1], str):
                 await asyncio.sleep(0.05)
 
@@ -92,6 +100,7 @@ async def test_a_flood_moves_the_first_tokens_of_an_honest_tenant_a_little(
         for task in floods:
             task.cancel()
     name = "flood with claims" if claims else "flood through two gateways" if gateways > 1 else "flood"
+    name = "flood for an adapter of one engine in four" if model == "adapter" else name
     refused = [value for value in during if isinstance(value, str)]
     for share in (0.5, 0.95):
         before, after = percentile(alone, share), percentile(during, share)
