@@ -39,6 +39,7 @@ import step_profile
 import stepped_engine  # before vLLM: it sets the environment
 from vllm import LLM
 
+from tidegate_policy import policies
 from tidegate_policy.cost import CostModel
 from tidegate_policy.model import EngineId
 from tidegate_sim import bench_report, cell, engine_rows, paired_difference
@@ -143,7 +144,7 @@ def main() -> int:
     parser.add_argument(
         "--load", type=float, default=1.5, help="arrival rate / measured capacity; default: %(default)s"
     )
-    parser.add_argument("--units", type=float, default=1.0, help="size of a trace over that of the case; default: 1")
+    parser.add_argument("--units", type=float, default=1.0, help="factor on the number of units of a trace; default: 1")
     parser.add_argument("--clock", choices=stepped_engine.CLOCKS, default="wall", help="default: %(default)s")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
     parser.add_argument("--machine", choices=engine_setup.SETUPS, default="cpu", help="default: %(default)s")
@@ -152,11 +153,15 @@ def main() -> int:
     parser.add_argument("--policies", default="fcfs,urgency", help="rows of `saturated`; default: %(default)s")
     options = parser.parse_args()
     chosen, parts = options.suites.split(","), options.parts.split(",")
-    for kind, names, known in (("suite", chosen, small_cases.CASES), ("part", parts, PARTS)):
+    rows = options.policies.split(",")
+    named = (("suite", chosen, small_cases.CASES), ("part", parts, PARTS), ("policy", rows, policies.POLICIES))
+    for kind, names, known in named:
         if unknown := [name for name in names if name not in known]:
             parser.error(f"unknown {kind} {unknown[0]!r}; known are {', '.join(known)}")
     setup = engine_setup.SETUPS[options.machine]
-    if parts == ["saturated"]:
+    if "saturated" in parts:
+        if len(parts) > 1:
+            parser.error("the part saturated has an engine of its own: run it alone")
         setup = engine_setup.saturated(setup)
     llm = stepped_engine.model(setup, options.vllm)
     report: dict[str, object] = {key: getattr(options, key) for key in ("machine", "clock", "repeats", "load")}
@@ -166,7 +171,7 @@ def main() -> int:
         report["timings"] = [[timing.seconds, *timing.terms()] for timing in timings]
         say(step_profile.table(report["profile"]), report, options.json)
     if "saturated" in parts:
-        report["saturated"] = saturated_engine.measured(llm, setup, options.policies.split(","), options.repeats)
+        report["saturated"] = saturated_engine.measured(llm, setup, rows, options.repeats)
         say(saturated_engine.table(report["saturated"]), report, options.json)
     if "suites" in parts:
         results = report["suites"] = {}

@@ -33,7 +33,8 @@ class Case:
     figure: str
     rows: Mapping[str, cell.Row]
     """The first row is the baseline and the last is ours."""
-    tool_factor: float = 0.01
+    tool_factor: float = 1.0
+    """Seconds of a tool over those in the suite."""
 
     def on(self, setup: engine_setup.Setup, units: float) -> "Case":
         """The case with `units` times its units, and with texts that are as long as this engine can serve in seconds."""

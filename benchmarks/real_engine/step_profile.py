@@ -15,7 +15,7 @@ from tidegate_policy.predict import cost_fit
 from tidegate_sim import virtual_engine
 
 PREFILLS = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 4096, 8192, 12000)
-BATCHES = (1, 2, 4, 8, 16, 24, 32, 64, 128, 256)
+BATCHES = (1, 2, 4, 8, 16, 24, 32)
 CONTEXTS = (64, 256, 512, 1024, 2048, 4096, 8192)
 DECODED = 12
 REPEATS = 3

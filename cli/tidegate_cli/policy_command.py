@@ -45,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     setting = verbs.add_parser("set", help="override the policy until the override expires")
     setting.add_argument("name", help=f"one of {', '.join(sorted(policies.POLICIES))}, or auto to end the override")
     setting.add_argument(
-        "--for", dest="duration", metavar="TIME", help="duration of the override: 90s, 10m (the default), 2h, at most 168h"
+        "--for",
+        dest="duration",
+        metavar="TIME",
+        help="duration of the override: 90s, 10m (the default), 2h, at most 168h",
     )
     for verb in (getting, setting):
         _add_common(verb, admin=argparse.SUPPRESS, as_json=argparse.SUPPRESS)

@@ -234,8 +234,8 @@ class Limits:
     next request or its body, and the gRPC port one without calls. The picker's port takes as many requests at a time.
     Fewer open files than twice as many lower this bound at the start."""
     connections_per_address: int = 5_000
-    """Connections from one address (of IPv6: one /64 network) to one port, which closes further ones. Addresses of this machine have no bound of
-    their own, because a local proxy brings all clients from there."""
+    """Connections from one address (of IPv6: one /64 network) to one port, which closes further ones. Addresses of this
+    machine have no bound of their own, because a local proxy brings all clients from there."""
     choices: int = 16
     """`n` times the prompts of one call: each choice is a sequence in the engine."""
     answer_bytes: int = 64 * 1024 * 1024

@@ -8,8 +8,11 @@ from dataclasses import replace
 import pytest
 from test_dispatcher import Gate, call
 
-from tidegate_policy.dispatch.core_actions import Action, Send
-from tidegate_policy.model import Call, CallId, EngineId
+from tidegate_policy import policies
+from tidegate_policy.admit.tenant_shares import TenantShares
+from tidegate_policy.dispatch.core_actions import Action, Send, Shed
+from tidegate_policy.model import Call, CallId, DropReason, EngineId
+from tidegate_policy.policies import QueuedRequest
 
 ALL = None
 FIRST = frozenset({EngineId("e0")})
@@ -49,21 +52,23 @@ def flooded(
     *,
     calls: int,
     engines: int,
+    tenants: int = 1,
 ) -> list[float]:
     """How long the calls of another tenant wait, which come 2.5 s after a flood of calls that claim to be short and due."""
     pool = Pool(policy, engines)
     for number in range(FLOOD):
-        arriving = replace(call(f"flood {number}", due_at_s=1.0, output=1), tenant="flood")
-        pool.arrive(0.001 * number, arriving, flood[number % len(flood)])
+        arriving = replace(call(f"flood {number}", due_at_s=1.0, output=1), tenant=f"flood {number % tenants}")
+        pool.arrive(0.001 * number, arriving, flood[number // tenants % len(flood)])
     pool.run(2.5)
     for number in range(calls):
         pool.arrive(2.5, replace(call(f"other {number}", due_at_s=60.0, output=20), tenant="other"), only)
     pool.run(100.0)
     assert len(pool.sent_at_s) == FLOOD + calls, "every call was served"
     assert pool.gate.tenants.confined == 0
-    return [pool.sent_at_s[f"other {number}"] - 2.5 for number in range(calls)]
+    return sorted(pool.sent_at_s[f"other {number}"] - 2.5 for number in range(calls))
 
 
+@pytest.mark.parametrize("tenants", [1, 2, 4, 8])
 @pytest.mark.parametrize("engines", [4, 16])
 @pytest.mark.parametrize("policy", ["fcfs", "edf", "sjf", "two-lane", "urgency"])
 @pytest.mark.parametrize(
@@ -75,11 +80,11 @@ def flooded(
         pytest.param([FIRST, ALL, FIRST_TWO], id="mixed"),
     ],
 )
-def test_calls_for_one_engine_wait_for_no_flood(policy, flood, engines) -> None:
-    """The flood alone takes up to 50 s for this engine."""
-    waits = flooded(policy, flood, FIRST, calls=8, engines=engines)
-    assert waits[:2] == [0.0, 0.0], "beyond the automatic limit"
-    assert max(waits) <= 2 * SERVICE_S
+def test_calls_for_one_engine_wait_for_no_flood(policy, flood, engines, tenants) -> None:
+    """The flood alone takes up to 50 s for this engine. Its six places are shared by all tenants."""
+    waits = flooded(policy, flood, FIRST, calls=8, engines=engines, tenants=tenants)
+    assert waits[0] <= SERVICE_S
+    assert waits[-1] <= 8 / max(6 // (tenants + 1), 1) * SERVICE_S
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "edf", "sjf"])
@@ -105,6 +110,55 @@ def test_two_tenants_share_the_engines_of_a_part() -> None:
     pool.run(5.5)
     sent = {tenant: sum(name.startswith(tenant) for name in pool.sent_at_s) for tenant in "ab"}
     assert 0.7 <= sent["a"] / sent["b"] <= 1.5, sent
+
+
+def test_a_flood_for_one_engine_evicts_no_held_call_of_others() -> None:
+    gate = Gate("fcfs", max_inflight="auto", engines=4, max_waiting=120)  # type: ignore[arg-type]
+    for name in "bc":
+        for number in range(30):
+            gate.on_arrival(0.0, replace(call(f"{name} {number}"), tenant=name))
+    gate.on_arrival(0.0, replace(call("d"), tenant="d"), FIRST)
+    refused = [
+        (action.call.tenant, action.reason)
+        for number in range(200)
+        for action in gate.on_arrival(0.2, replace(call(f"a {number}"), tenant="a"), FIRST)
+        if isinstance(action, Shed)
+    ]
+    assert refused == [("a", DropReason.SATURATED)] * len(refused)
+    assert len(refused) > 50
+
+
+class Live(Container[EngineId]):
+    """Engines that become others."""
+
+    def __init__(self, *engines: str) -> None:
+        self.engines = {*engines}
+
+    def __contains__(self, engine: object) -> bool:
+        return engine in self.engines
+
+
+def test_held_calls_go_to_engines_that_get_their_adapter() -> None:
+    gate = Gate("fcfs", max_inflight="auto", engines=4)  # type: ignore[arg-type]
+    adapter = Live("e0")
+    for number in range(100):
+        gate.on_arrival(0.0, replace(call(f"a {number}"), tenant="a"), adapter)
+    gate.on_arrival(0.1, replace(call("b"), tenant="b"), adapter)
+    adapter.engines |= {"e1", "e2", "e3"}
+    gate.on_tick(1.0)
+    assert gate.inflight == 24
+    assert gate.waiting == 101 - 24
+
+
+def test_a_tenant_counts_with_its_weight_before_it_has_a_confined_call() -> None:
+    shares = TenantShares(policies.create("fcfs"), bounded=True, limits=lambda: 6.0, headroom=False)
+    for number in range(6):
+        heavy = replace(call(f"heavy {number}"), tenant="heavy", weight=5.0)
+        shares.enter(QueuedRequest(call=heavy, service_s=1.0))
+    light = replace(call("light"), tenant="light", weight=1.0)
+    shares.competes(0.0, light)
+    shares.enter(QueuedRequest(call=light, service_s=1.0))
+    assert shares.bounds(0.0) == pytest.approx({"heavy": 5.0, "light": 1.0})
 
 
 def test_calls_for_an_adapter_that_all_engines_have_are_in_no_part() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate_policy import policies
+from tidegate_policy.admit.outliers import OutlierSettings
 from tidegate_policy.admit.tenant_shares import (
     EACH_S,
     FEW,
@@ -20,6 +21,8 @@ from tidegate_policy.admit.tenant_shares import (
     PROMPT_TIMES,
     TenantShares,
 )
+from tidegate_policy.dispatch.engine_table import EngineTable
+from tidegate_policy.dispatch.pool_shares import PoolShares
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import QueuedRequest
 
@@ -34,6 +37,13 @@ def taught(places: float, policy: str = "fcfs") -> TenantShares:
     for _ in range(FIRST_CALLS):
         shares.observe(100.0, 100.0 / places)
     return shares
+
+
+def in_pool(shares: TenantShares) -> PoolShares:
+    """The shares of a pool without engines."""
+    pool = PoolShares(policies.create("fcfs"), bounded=True, engines=EngineTable("auto", OutlierSettings()))
+    pool._whole = shares
+    return pool
 
 
 def entered(
@@ -191,7 +201,7 @@ def test_a_switch_of_the_policy_orders_the_held_calls_anew() -> None:
 
 def test_a_full_queue_loses_the_newest_held_call_under_every_policy() -> None:
     for policy in policies.POLICIES:
-        evicted = held_under(policy).largest(20.0, "quiet")
+        evicted = in_pool(held_under(policy)).largest(20.0, "quiet")
         assert evicted is not None
         assert evicted.call.id == "held-11"
 
@@ -216,10 +226,10 @@ def test_the_newest_call_of_the_tenant_with_the_most_held_calls_makes_room() -> 
     shares = taught(2.2)
     entered(shares, 0.0, "other", 2)
     entered(shares, 0.0, "flood", 6)
-    evicted = shares.largest(0.0, "other")
+    evicted = in_pool(shares).largest(0.0, "other")
     assert evicted is not None
     assert evicted.call.id == "flood0.0-5"
-    assert shares.largest(0.0, "flood") is None, "a tenant does not evict its own calls"
+    assert in_pool(shares).largest(0.0, "flood") is None, "a tenant does not evict its own calls"
 
 
 @given(seed=st.integers(0, 10**6))

@@ -100,10 +100,17 @@ class _Tenant:
 class TenantShares:
     """The tenants of one gateway."""
 
-    def __init__(self, policy: Policy, *, bounded: bool, limits: Callable[[], float] = lambda: math.inf) -> None:
+    def __init__(
+        self, policy: Policy, *, bounded: bool, limits: Callable[[], float] = lambda: math.inf, headroom: bool = True
+    ) -> None:
         """Held calls of a tenant enter in the order of a policy like `policy`. Without `bounded` no call waits. `limits`
-        gives the sequences that the engines may have together."""
+        gives the sequences that the engines may have together. Without `headroom` tenants have no more than their max-min
+        shares, but one call each."""
         self._limits = limits
+        self._headroom = HEADROOM if headroom else 0.0
+        self._least = LEAST_PLACES if headroom else 0
+        self._full_at = 0.0 if headroom else 1.0 - MARGIN
+        """A call enters while its tenant has more free places than that."""
         self._held_again_at_s = -math.inf
         """The earliest instant at which calls may be held again."""
         self._look_at_s = -math.inf
@@ -171,16 +178,25 @@ class TenantShares:
 
     def arrived(self, now: float, item: QueuedRequest) -> bool:
         """Whether the call, whose tenant competes, enters now. If not, it is held."""
+        self.sends(now, item)
+        return self.lets_in(now, item)
+
+    def sends(self, now: float, item: QueuedRequest) -> None:
+        """Counts the work of a call that has come in."""
         tenant = self._known(item.call.tenant)
         if self._means.alone_s > 0.0:
             work_s = self._means.demand_s * item.service_s / self._means.alone_s * item.call.sequences
             tenant.sent_s, tenant.sent_at_s = tenant.rate(now) * LATE_S + work_s, now
             if tenant.keeps != self._keeps(now, tenant):
                 self._bounds_hold = False
+
+    def lets_in(self, now: float, item: QueuedRequest) -> bool:
+        """Whether the call, whose work was counted, enters now. If not, it is held."""
+        tenant = self._known(item.call.tenant)
         if not tenant.waiting and (
             self._entered < self.places
             or len(self._tenants) == 1
-            or tenant.entered < self._bounds(now)[0].get(item.call.tenant, LEAST_PLACES)
+            or self._free(tenant, self._bounds(now)[0].get(item.call.tenant, LEAST_PLACES)) > self._full_at
         ):
             return True
         self.hold(now, item)
@@ -198,7 +214,7 @@ class TenantShares:
         if now < self._held_again_at_s or self.is_fair(now):
             return {}
         self._held_again_at_s = now + HOLD_AGAIN_S
-        self.look_again()  # the caller holds calls now, so what the look showed is over
+        self._look_at_s = now  # the caller holds calls now, so what the look showed is over
         found: dict[str, int] = {}
         for name, bound in self._looked.items():
             tenant = self._tenants.get(name)  # it may be forgotten since the look
@@ -209,10 +225,6 @@ class TenantShares:
     def is_owed(self, now: float, name: str) -> bool:
         """Whether the tenant has at most its part, while another one has more than it may have."""
         return not self.is_fair(now) and self._tenants[name].entered <= self._looked.get(name, 0.0)
-
-    def is_owed_beyond(self, now: float, name: str, sequences: int) -> bool:
-        """As `is_owed`, for a tenant of whose calls so many sequences are at engines."""
-        return not self.is_fair(now) and sequences < self._looked.get(name, 0.0)
 
     def is_fair(self, now: float) -> bool:
         """No tenant has more than it may have, as far as the last look showed."""
@@ -225,13 +237,31 @@ class TenantShares:
             self._looked = bounds if unfair else {}
         return not self._looked
 
-    def look_again(self) -> None:
-        """The next question looks at the places of all tenants."""
-        self._look_at_s = -math.inf
+    def bounds(self, now: float) -> dict[str, float]:
+        """Places of each active tenant; infinite for one that is alone."""
+        return self._bounds(now)[0]
+
+    def held_by_tenant(self) -> dict[str, int]:
+        """Held calls of each tenant that has some."""
+        return {name: tenant.waiting for name, tenant in self._tenants.items() if tenant.waiting}
+
+    def weight_of(self, name: str) -> float:
+        """The weight of a tenant; 1 for one that is not known."""
+        tenant = self._tenants.get(name)
+        return 1.0 if tenant is None else tenant.weight
+
+    def take_newest(self, now: float, name: str) -> QueuedRequest | None:
+        """The newest held call of a tenant that has some; it leaves."""
+        tenant = self._tenants[name]
+        self._count_held(tenant, -1)
+        return tenant.held.remove_newest(now)
 
     def enter(self, item: QueuedRequest) -> None:
         """The call enters the queue, for the first time or after an engine failed it."""
         tenant = self._known(item.call.tenant)
+        if tenant.seen_at_s == -math.inf and not tenant.wanted:
+            tenant.weight = max(item.call.weight, 1e-3)  # it does not compete, so no arrival told its weight
+            self._bounds_hold = False
         tenant.entered += item.call.sequences
         self._entered += item.call.sequences
         self._wants(tenant)
@@ -278,8 +308,8 @@ class TenantShares:
         bounds, flooding = self._bounds(now)
         for name in self._releasable(now, bounds, flooding):
             tenant = self._tenants[name]
-            floods, free = name in flooding, bounds[name] - tenant.entered
-            while tenant.waiting and free > 0 and not (floods and len(tenant.prompts) >= engines):
+            floods, free = name in flooding, self._free(tenant, bounds[name])
+            while tenant.waiting and free > self._full_at and not (floods and len(tenant.prompts) >= engines):
                 item = tenant.held.pop(now)
                 self._count_held(tenant, -1)
                 free -= item.call.sequences
@@ -288,6 +318,11 @@ class TenantShares:
                     tenant.prompts[item.call.id] = now + PROMPT_TIMES * prompt_s(item.call)
                 items.append(item)
         return items
+
+    def _free(self, tenant: _Tenant, bound: float) -> float:
+        """Places that the tenant may take beyond those that it has; one at least if it has none."""
+        free = bound - tenant.entered
+        return free if tenant.entered or free >= 1.0 else 1.0
 
     def _releasable(self, now: float, bounds: dict[str, float], flooding: Collection[str]) -> list[str]:
         """The tenants with held calls and free places, those that want the least for their weight first."""
@@ -298,25 +333,11 @@ class TenantShares:
                 continue
             if tenant.prompts and name in flooding:
                 tenant.prompts = {call_id: until_s for call_id, until_s in tenant.prompts.items() if until_s > now}
-            if bound > tenant.entered:
+            if self._free(tenant, bound) > self._full_at:
                 found.append(name)
         if len(found) > 1 and self._bounds_hold:  # the bounds may be older than the order
             found = self._by_wants([name for name in self._tenants if name in found])
         return found
-
-    def largest(self, now: float, arriving: str) -> QueuedRequest | None:
-        """The newest held call of the tenant with the most held calls for its weight, if that tenant has more than
-        `arriving`; it leaves. None if no tenant has more."""
-        if not self._held:
-            return None
-        most = max(
-            (tenant for tenant in self._tenants.values() if tenant.waiting), key=lambda it: it.waiting / it.weight
-        )
-        mine = self._tenants.get(arriving)
-        if mine is not None and mine.waiting / mine.weight >= most.waiting / most.weight:
-            return None
-        self._count_held(most, -1)
-        return most.held.remove_newest(now)
 
     def _bounds(self, now: float) -> tuple[dict[str, float], Collection[str]]:
         """Places of each active tenant, and the tenants that flood the pool while others keep to their parts. Those of many
@@ -379,7 +400,7 @@ class TenantShares:
         self._bounds_hold_until_s = until_s
         if len(names) < 2:
             return dict.fromkeys(names, math.inf), ()
-        part = HEADROOM * left / weight
+        part = self._headroom * left / weight
         bounds: dict[str, float] = {}
         flooding: dict[str, float] = {}
         level_is_known = False
@@ -388,10 +409,10 @@ class TenantShares:
             tenant = self._tenants[name]
             wanted, share = tenant.wanted, left * tenant.weight / weight
             tenant.keeps = self._keeps(now, tenant)
-            bounds[name] = bound = max(share, part * tenant.weight * (KEEPS if tenant.keeps else 1.0), LEAST_PLACES)
+            bounds[name] = bound = max(share, part * tenant.weight * (KEEPS if tenant.keeps else 1.0), self._least)
             floods = wanted > FLOODING * bound
             if floods:
-                flooding[name] = max(share, LEAST_PLACES)
+                flooding[name] = max(share, self._least)
             if not tenant.keeps and self._means.count >= FIRST_CALLS:
                 until_s = min(until_s, self._keeps_at_s(tenant) - MARGIN)
             if not level_is_known and wanted <= share:

@@ -295,16 +295,16 @@ class Dispatcher:
         passed = 0
         stuck: set[int] = set()
         while self._queue.candidates:
+            rooms = self._engines.with_room(now) or self._reserve(now)
+            if not rooms:
+                break
             item = self._queue.peek()
             call = item.call
-            rooms = self._engines.with_room(now) or self._reserve(now, call)
-            if not rooms and not self.tenants.owes_in_part(now):
-                break
             waiting = self._waiting.by_id[call.id]
-            allowed = self._allowed(now, waiting, rooms) if waiting.is_choosy else rooms
+            allowed = [engine for engine in rooms if waiting.allows(engine.facts.id)] if waiting.is_choosy else rooms
             if not allowed and (group := waiting_calls.group_of(waiting)) is not None:
                 stuck.add(group)
-                if self._waiting.are_all_in(stuck) and not self.tenants.owes_in_part(now):
+                if self._waiting.are_all_in(stuck):
                     break
             allowed = self._preferred(now, call, allowed)
             if not allowed and passed == MOST_PASSED and arrived is not None:
@@ -323,6 +323,8 @@ class Dispatcher:
                 actions.append(self._send(now, item, allowed))
         if passed:
             self._queue.end_scan()  # it looks at every lane, and most calls of `pump` pass over nothing
+        for call_id in self.tenants.owed_in_parts(now):
+            actions += self._sent_out_of_turn(now, call_id, self._engines.with_reserve(now))
         return actions
 
     # The machinery.
@@ -337,7 +339,7 @@ class Dispatcher:
         if item is None:
             return []
         waiting = self._waiting.by_id[call_id]
-        engines = self._preferred(now, item.call, self._allowed(now, waiting, rooms))
+        engines = self._preferred(now, item.call, [engine for engine in rooms if waiting.allows(engine.facts.id)])
         if not engines:
             return []
         self._queue.start(now, call_id)
@@ -366,14 +368,9 @@ class Dispatcher:
         self._waiting.pop(call)
         self.tenants.forget(call)
 
-    def _reserve(self, now: float, call: Call) -> list[Engine]:
-        """Room beyond the limits of the engines, if the call is one of a tenant that has too few places."""
-        return self._engines.with_reserve(now) if self.tenants.is_owed(now, call) else []
-
-    def _allowed(self, now: float, waiting: call_records.Waiting, rooms: Sequence[Engine]) -> list[Engine]:
-        """The engines with room to which a call may go that may not go to all of them."""
-        allowed = [engine for engine in rooms if waiting.allows(engine.facts.id)]
-        return allowed or [each for each in self._reserve(now, waiting.call) if waiting.allows(each.facts.id)]
+    def _reserve(self, now: float) -> list[Engine]:
+        """Room beyond the limits of the engines, if the next call is one of a tenant that has too few places."""
+        return self._engines.with_reserve(now) if self.tenants.is_owed(now, self._queue.peek().call) else []
 
     def _enqueue(self, now: float, item: policies.QueuedRequest) -> None:
         self._enter(now, item)

@@ -3,9 +3,14 @@
 Some calls may go to a part of the engines only: those for an adapter that not all engines have, and those that only a long
 context holds. A tenant that fills these engines may be within its share of all places (`admit.tenant_shares`). So the calls
 that are confined to one part compete for the places of this part too. Such a call enters if the part lets it in, and then
-the whole pool. The other calls that are at engines of the part count there.
+the whole pool. The other calls that are at engines of the part count there, and nobody can hold these back. So a tenant
+that has less than its share there may use places beyond the limits of the engines (`owed_in_parts`).
+
+A part has few places, so its shares have no headroom: together they are no more than its places while these are more than
+the tenants.
 """
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +22,8 @@ from tidegate_policy.policies import Policy, QueuedRequest
 
 MOST_PARTS = 64
 """Parts with shares of their own at a time. Calls confined to further ones have the shares of the whole pool alone."""
+CHECK_S = 0.5
+"""Between two looks at the engines of a part, which may gain or lose an adapter."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,11 +32,16 @@ class _Part:
 
     engines: frozenset[EngineId]
     shares: TenantShares
+    only: Container[EngineId]
+    """The engines of its newest call, which may become others."""
+    checked_at_s: float
+    used_at_s: float
     entered: dict[CallId, bool] = field(default_factory=dict)
     """The calls that are confined to this part, and whether they have entered it."""
+    queue: dict[CallId, Call] = field(default_factory=dict)
+    """Those of them that wait for an engine."""
     at_engines: dict[str, int] = field(default_factory=dict)
     """Sequences of each tenant at these engines; no entry is 0."""
-    used_at_s: float = 0.0
 
     def enter(self, item: QueuedRequest) -> None:
         """The part lets the call in, unless it did before."""
@@ -39,6 +51,7 @@ class _Part:
 
     def leave(self, call: Call) -> None:
         """The call has left, if it had entered."""
+        self.queue.pop(call.id, None)
         if self.entered[call.id]:
             self.entered[call.id] = False
             self.shares.leave(call)
@@ -46,11 +59,11 @@ class _Part:
     def on_sent(self, item: QueuedRequest, engine: EngineId) -> None:
         """A call goes to an engine, perhaps to one of the part."""
         call = item.call
+        self.queue.pop(call.id, None)
         if engine in self.engines:
             self.at_engines[call.tenant] = self.at_engines.get(call.tenant, 0) + call.sequences
-            if call.id not in self.entered:  # the part did not let it in, and cannot have held it back
+            if call.id not in self.entered:
                 self.shares.enter(item)
-                self.shares.look_again()
 
     def on_back(self, call: Call, engine: EngineId) -> None:
         """A call has left an engine."""
@@ -60,6 +73,20 @@ class _Part:
                 del self.at_engines[call.tenant]
             if call.id not in self.entered:
                 self.shares.leave(call)
+
+    def owed(self, now: float) -> list[CallId]:
+        """The calls in the queue of tenants that have less than their shares of these engines, while others have more."""
+        bounds = self.shares.bounds(now)
+        if not any(count > bounds.get(tenant, count) for tenant, count in self.at_engines.items()):
+            return []
+        found: list[CallId] = []
+        more: dict[str, int] = {}
+        for call in self.queue.values():
+            has = self.at_engines.get(call.tenant, 0) + more.get(call.tenant, 0)
+            if not has or has + call.sequences <= bounds.get(call.tenant, 0.0):
+                found.append(call.id)
+                more[call.tenant] = more.get(call.tenant, 0) + call.sequences
+        return found
 
 
 class PoolShares:
@@ -100,31 +127,32 @@ class PoolShares:
 
     def confine(self, now: float, call: Call, only: Container[EngineId], out: Mapping[CallId, Out]) -> None:
         """The call may go to the engines of `only`, until `forget`. `out` are all calls at engines."""
-        ids = [engine.facts.id for engine in self._engines]
-        engines = frozenset(engine for engine in ids if engine in only)
-        if not self._bounded or not engines or len(engines) == len(ids):
+        engines = self._part_engines(only) if self._bounded else None
+        if engines is None:
             return
-        part = self._parts.get(engines) or self._made(now, engines, out)
+        part = self._parts.get(engines) or self._made(now, engines, only, out)
         if part is not None:
-            part.used_at_s = now
+            part.used_at_s, part.only = now, only
             part.entered[call.id] = False
             part.shares.competes(now, call)
             self._part_of[call.id] = part
 
     def arrived(self, now: float, item: QueuedRequest) -> bool:
         """Whether the call, whose tenant competes, enters now. If not, it is held."""
+        self._whole.sends(now, item)
         part = self._part_of.get(item.call.id)
         if part is not None:
             if not part.shares.arrived(now, item):
                 return False
             part.enter(item)
-        return self._whole.arrived(now, item)
+        return self._whole.lets_in(now, item)
 
     def enter(self, item: QueuedRequest) -> None:
         """The call enters the queue, for the first time or after an engine failed it."""
         self._whole.enter(item)
         if (part := self._part_of.get(item.call.id)) is not None:
             part.enter(item)
+            part.queue[item.call.id] = item.call
 
     def leave(self, call: Call) -> None:
         """A call that had entered has left the queue, or its engine."""
@@ -158,6 +186,7 @@ class PoolShares:
     def on_policy(self, now: float, policy: Policy) -> None:
         """Orders the held calls by policies like this one."""
         self._policy = policy
+        self._drop_idle(now)
         for shares in self._all():
             shares.on_policy(now, policy)
 
@@ -174,11 +203,19 @@ class PoolShares:
 
     def largest(self, now: float, arriving: str) -> QueuedRequest | None:
         """The newest held call of the tenant with the most held calls for its weight, if that tenant has more than
-        `arriving`; it leaves. None if no tenant has more, in the whole pool or in a part."""
+        `arriving`; it leaves. None if no tenant has more."""
+        held: Counter[str] = Counter()
         for shares in self._all():
-            if (item := shares.largest(now, arriving)) is not None:
-                return item
-        return None
+            if len(shares):
+                held.update(shares.held_by_tenant())
+        if not held:
+            return None
+        for_weight = {name: count / self._whole.weight_of(name) for name, count in held.items()}
+        most = max(for_weight, key=for_weight.__getitem__)
+        if for_weight.get(arriving, 0.0) >= for_weight[most]:
+            return None
+        fullest = max(self._all(), key=lambda shares: shares.held_by_tenant().get(most, 0))
+        return fullest.take_newest(now, most)
 
     def hold(self, now: float, item: QueuedRequest) -> None:
         """The call, which has left, waits again for a share."""
@@ -188,60 +225,89 @@ class PoolShares:
     def surplus(self, now: float, queue: Iterable[QueuedRequest]) -> list[QueuedRequest]:
         """The calls of the queue that are to be held again, because their tenants were alone when they entered and are not
         any more; the last of the queue go first."""
-        surplus = {(id(shares), name): n for shares in self._all() for name, n in shares.surplus(now).items()}
+        surplus = {(0, name): count for name, count in self._whole.surplus(now).items()}
+        for part in self._parts.values():
+            if part.queue:
+                surplus |= {(id(part), name): count for name, count in part.shares.surplus(now).items()}
         found: list[QueuedRequest] = []
         if not surplus:
             return found
-        whole = id(self._whole)
         for item in reversed(list(queue)):
-            part = self._part_of.get(item.call.id)
-            keys = [(whole, item.call.tenant)] if part is None else [(id(part.shares), item.call.tenant)]
-            if part is not None:
-                keys.append((whole, item.call.tenant))
+            call = item.call
+            keys = [(0, call.tenant)]
+            if (part_of := self._part_of.get(call.id)) is not None:
+                keys.append((id(part_of), call.tenant))
             if any(surplus.get(key, 0) > 0 for key in keys):
                 found.append(item)
                 for key in keys:
-                    surplus[key] = surplus.get(key, 0) - item.call.sequences
+                    surplus[key] = surplus.get(key, 0) - call.sequences
         return found
 
     def is_owed(self, now: float, call: Call) -> bool:
-        """Whether the tenant has at most its part, while another one has more than it may have: among the engines to which
-        the call is confined, or in the whole pool."""
-        part = self._part_of.get(call.id)
-        if part is None:
-            return self._whole.is_owed(now, call.tenant)
-        return part.shares.is_owed_beyond(now, call.tenant, part.at_engines.get(call.tenant, 0))
+        """Whether the tenant has at most its part of the pool, while another one has more than it may have."""
+        return not self._whole.is_fair(now) and self._whole.is_owed(now, call.tenant)
 
-    def owes_in_part(self, now: float) -> bool:
-        """Whether some tenant has more than it may have in a part of the engines for which calls wait."""
-        return any(not part.shares.is_fair(now) for part in self._parts.values() if part.entered)
+    def owed_in_parts(self, now: float) -> list[CallId]:
+        """The calls in the queue that may use places beyond the limits of the engines, because other tenants have more of
+        these engines than their shares."""
+        found: list[CallId] = []
+        for part in self._parts.values():
+            if part.queue:
+                found += part.owed(now)
+        return found
 
     def release(self, now: float, engines: int, prompt_s: Callable[[Call], float]) -> Iterator[QueuedRequest]:
         """The held calls that may enter now, those of a tenant in the order of the policy. The caller calls `enter` for
-        each before it takes the next one. `engines` accept calls; `prompt_s` gives the seconds that an engine takes
-        for the prompt of a call alone."""
-        for part in self._parts.values():
-            if len(part.shares):
-                for item in part.shares.release(now, min(engines, len(part.engines)), prompt_s):
+        each before it takes the next one. `engines` accept calls; `prompt_s` gives the seconds that an engine takes for the
+        prompt of a call alone."""
+        for part in list(self._parts.values()):
+            if not len(part.shares):
+                continue
+            for item in self._of_other_engines(now, part) or part.shares.release(now, len(part.engines), prompt_s):
+                if item.call.id in self._part_of:
                     part.enter(item)
-                    if self._whole.arrived(now, item):
-                        yield item
+                if self._whole.lets_in(now, item):
+                    yield item
         yield from self._whole.release(now, engines, prompt_s)
+
+    def _of_other_engines(self, now: float, part: _Part) -> list[QueuedRequest]:
+        """All held calls of a part whose calls may go to other engines by now: they have the shares of the whole pool."""
+        if now < part.checked_at_s + CHECK_S:
+            return []
+        part.checked_at_s = now
+        if self._part_engines(part.only) == part.engines:
+            return []
+        held = list(part.shares)
+        for item in held:
+            part.shares.remove(now, item.call.id, item.call.tenant)
+            self.forget(item.call)
+        return held
 
     def _all(self) -> Iterator[TenantShares]:
         yield self._whole
         for part in self._parts.values():
             yield part.shares
 
-    def _made(self, now: float, engines: frozenset[EngineId], out: Mapping[CallId, Out]) -> _Part | None:
-        idle = [key for key, part in self._parts.items() if not part.entered and part.used_at_s + ACTIVE_S <= now]
-        for key in idle:
-            del self._parts[key]
+    def _part_engines(self, only: Container[EngineId]) -> frozenset[EngineId] | None:
+        """The engines of the pool in `only`; None if these are all or none."""
+        ids = [engine.facts.id for engine in self._engines]
+        engines = frozenset([engine for engine in ids if engine in only])
+        return engines if 0 < len(engines) < len(ids) else None
+
+    def _made(
+        self, now: float, engines: frozenset[EngineId], only: Container[EngineId], out: Mapping[CallId, Out]
+    ) -> _Part | None:
+        self._drop_idle(now)
         if len(self._parts) >= MOST_PARTS:
             return None
         limits = self._engines.limits_of
-        shares = TenantShares(self._policy, bounded=True, limits=lambda: limits(engines))
-        part = self._parts[engines] = _Part(engines, shares)
+        shares = TenantShares(self._policy, bounded=True, limits=lambda: limits(engines), headroom=False)
+        part = self._parts[engines] = _Part(engines, shares, only, now, now)
         for each in out.values():
             part.on_sent(each.item, each.engine)
         return part
+
+    def _drop_idle(self, now: float) -> None:
+        for key, part in list(self._parts.items()):
+            if not part.entered and part.used_at_s + ACTIVE_S <= now:
+                del self._parts[key]
