@@ -265,4 +265,7 @@ async def engine(
         fake.url = f"http://{f'[{host}]' if ':' in host else host}:{runner.addresses[0][1]}"
         yield fake
     finally:
+        for connection in [] if runner.server is None else runner.server.connections:
+            if connection.transport is not None and connection.transport.get_write_buffer_size():
+                connection.transport.abort()  # its client does not read, so it would never close
         await runner.cleanup()

@@ -455,20 +455,14 @@ def _problems(settings: Settings) -> list[str]:
         for tenant in settings.tenants
         if tenant.tokens_per_minute is not None and tenant.tokens_per_minute < 1
     ]
-    above_0 = ("health.interval", "health.timeout", "health.resolve", "timeouts.connect", "timeouts.firstToken")
-    for path in (*above_0, "timeouts.answer", "timeouts.nextToken"):
-        group, key = path.split(".")
-        name, _ = settings_decoder.fields(type(getattr(settings, group)))[key]
-        if getattr(getattr(settings, group), name) <= 0:
-            problems.append(f"{path} must be more than 0s")
-    problems += [
-        f"health.{key} must be at least 1"
-        for key, value in (
-            ("unhealthyAfter", settings.health.unhealthy_after),
-            ("consecutiveFailures", settings.health.consecutive_failures),
-        )
-        if value < 1
-    ]
+    durations = ("connect_s", "first_token_s", "answer_s", "next_token_s")
+    for group, fields, least in (
+        ("health", ("interval_s", "timeout_s", "resolve_s"), "more than 0s"),
+        ("timeouts", durations, "more than 0s"),
+        ("health", ("unhealthy_after", "consecutive_failures"), "at least 1"),
+    ):
+        wrong = [name for name in fields if getattr(getattr(settings, group), name) <= 0]
+        problems += [f"{group}.{settings_decoder.key(name)} must be {least}" for name in wrong]
     problems += engine_entries.problems(settings.engines, settings.services)
     problems += _equal_ports(settings)
     for template in settings.workflows:

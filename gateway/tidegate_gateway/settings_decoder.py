@@ -76,10 +76,11 @@ def seconds(value: object, path: str) -> float:
 def fields(kind: Any) -> dict[str, tuple[str, Any]]:
     """The settings of the dataclass `kind`: key in the file -> name and type of the field."""
     hints = typing.get_type_hints(kind)
-    return {_key(field.name): (field.name, hints[field.name]) for field in dataclasses.fields(kind)}
+    return {key(field.name): (field.name, hints[field.name]) for field in dataclasses.fields(kind)}
 
 
-def _key(name: str) -> str:
+def key(name: str) -> str:
+    """The key of a field in the file."""
     head, *tail = name.removesuffix("_s").split("_")
     return head + "".join(word.capitalize() for word in tail)
 

@@ -173,11 +173,13 @@ class Rig:
 
         async def answers() -> bool:
             try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(b"PING\r\n")
+                answer = await reader.readline()
             except OSError:
                 return False
             writer.close()
-            return True
+            return answer.startswith(b"+PONG")  # a server that loads its file says LOADING
 
         await until(answers)
         return process

@@ -26,8 +26,9 @@ async def status_of(http: aiohttp.ClientSession, gateway: Any) -> str:
         return answer["status"]
 
 
-GOAL_S = 1.0
-"""For the answer to a request that needs the store. It is a figure; the tests allow more, because machines differ."""
+GOAL_S = 1.1
+"""For the answer to a request that needs the store: the store's time limit of 1 s, and the answer. It is a figure; the
+tests allow more, because machines differ."""
 HANG_S = 30 if "TIDEGATE_FAULTS" in os.environ else 1
 
 

@@ -10,6 +10,7 @@ A part has few places, so its shares have no headroom: together they are no more
 the tenants.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -300,12 +301,16 @@ class PoolShares:
         self._drop_idle(now)
         if len(self._parts) >= MOST_PARTS:
             return None
-        limits = self._engines.limits_of
-        shares = TenantShares(self._policy, bounded=True, limits=lambda: limits(engines), headroom=False)
+        shares = TenantShares(self._policy, bounded=True, limits=lambda: self._places_of(engines), headroom=False)
         part = self._parts[engines] = _Part(engines, shares, only, now, now)
         for each in out.values():
             part.on_sent(each.item, each.engine)
         return part
+
+    def _places_of(self, engines: frozenset[EngineId]) -> float:
+        """Sequences that saturate these engines: by their limits, their part of those that saturate the pool."""
+        limits, limit = self._engines.limits(), self._engines.limits_of(engines)
+        return self._whole.places * limit / limits if 0.0 < limits < math.inf else limit
 
     def _drop_idle(self, now: float) -> None:
         for key, part in list(self._parts.items()):
