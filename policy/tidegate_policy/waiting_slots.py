@@ -40,8 +40,9 @@ class Entry:
         self.forgotten = 0  # the number of entries that had been forgotten when it died, itself included
 
 
-_Slot = tuple[Key, int, int, Entry]
-"""(key, rank, push number, entry): the push number is unique, so entries are never compared."""
+_Slot = tuple[bool, Key, int, int, Entry]
+"""(yields, key, rank, push number, entry): calls of a tenant that floods the pool come last in their lane, and the push
+number is unique, so entries are never compared."""
 
 _SLACK_SLOTS = 64
 """Dead slots that a lane may hold beyond one for each live entry before it is compacted."""
@@ -59,7 +60,7 @@ class _Lane:
         """The first candidate. The caller knows that there is one."""
         heap, front = self.heap, self.front
         while self.cursor < len(front):
-            entry = front[self.cursor][3]
+            entry = front[self.cursor][4]
             if not entry.alive:
                 del front[self.cursor]
             elif entry.scan == scan:
@@ -68,7 +69,7 @@ class _Lane:
                 break
         while heap:
             slot = heap[0]
-            entry = slot[3]
+            entry = slot[4]
             if not entry.alive:
                 heapq.heappop(heap)
             elif self.cursor < len(front) and front[self.cursor] < slot:
@@ -82,12 +83,12 @@ class _Lane:
                 self.cursor += 1
             else:
                 return entry
-        return front[self.cursor][3]
+        return front[self.cursor][4]
 
     def compact(self) -> None:
-        self.heap = [slot for slot in self.heap if slot[3].alive]
+        self.heap = [slot for slot in self.heap if slot[4].alive]
         heapq.heapify(self.heap)
-        self.front = [slot for slot in self.front if slot[3].alive]
+        self.front = [slot for slot in self.front if slot[4].alive]
         self.cursor = 0
 
     def in_order(self) -> Iterator[Entry]:
@@ -96,12 +97,12 @@ class _Lane:
         heap, front = self.heap, self.front
         first = bisect.bisect_left(front, heap[0]) if heap and front else len(front)
         for slot in itertools.islice(front, first):
-            if slot[3].alive:
-                yield slot[3]
+            if slot[4].alive:
+                yield slot[4]
         slots = heap_order.ascending(heap)
         for slot in slots if first == len(front) else heapq.merge(front[first:], slots):
-            if slot[3].alive:
-                yield slot[3]
+            if slot[4].alive:
+                yield slot[4]
 
     def copy(self) -> "_Lane":
         return _Lane(self.heap[:], self.front[:])
@@ -110,8 +111,8 @@ class _Lane:
         """The entries in order that were alive when so many had been forgotten. They are taken off the heap, which is
         faster than `in_order` for many entries."""
         for slot in self._merged(self._pops()):
-            if slot[3].alive or slot[3].forgotten > forgotten:
-                yield slot[3]
+            if slot[4].alive or slot[4].forgotten > forgotten:
+                yield slot[4]
 
     def _merged(self, slots: Iterator[_Slot]) -> Iterator[_Slot]:
         return heapq.merge(self.front, slots) if self.front else slots
@@ -179,7 +180,8 @@ class Heaps:
         items = [entry.item for entry in entries]
         lanes = policy.lanes(items)
         ranks = [entry.rank for entry in entries]
-        slots = zip(policy.keys(items), ranks, itertools.count(self.pushes + 1), entries, strict=False)
+        marks = [item.call.yields for item in items]
+        slots = zip(marks, policy.keys(items), ranks, itertools.count(self.pushes + 1), entries, strict=False)
         heaps: defaultdict[int, list[_Slot]] = defaultdict(list)
         if len(set(lanes)) == 1:
             heaps[lanes[0]] = list(slots)
@@ -221,7 +223,7 @@ class Heaps:
         lane = self.lanes.get(entry.lane)
         if lane is None:
             lane = self.lanes[entry.lane] = _Lane()
-        heapq.heappush(lane.heap, (key, rank, self.pushes, entry))
+        heapq.heappush(lane.heap, (item.call.yields, key, rank, self.pushes, entry))
         self.waiting_in[entry.lane] = self.waiting_in.get(entry.lane, 0) + 1
         if entry.scan == self.scan:
             self.passed += 1

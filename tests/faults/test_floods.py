@@ -58,23 +58,28 @@ def percentile(times: list[float | str], share: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("claims", "gateways", "model"),
+    ("claims", "gateways", "model", "short"),
     [
-        ({}, 1, "sim"),
-        ({"x-tidegate-slo-ttft-ms": "1", "x-tidegate-slo-tpot-ms": "1"}, 1, "sim"),
-        ({}, 2, "sim"),
-        ({}, 1, "adapter"),
+        ({}, 1, "sim", False),
+        ({"x-tidegate-slo-ttft-ms": "1", "x-tidegate-slo-tpot-ms": "1"}, 1, "sim", False),
+        ({}, 2, "sim", False),
+        ({}, 1, "adapter", False),
+        ({}, 1, "sim", True),
+        ({}, 1, "adapter", True),
     ],
-    ids=["plain", "claims", "two gateways", "an adapter of one engine in four"],
+    ids=["plain", "claims", "two gateways", "an adapter of one engine in four", "short", "short, for an adapter"],
 )
 async def test_a_flood_moves_the_first_tokens_of_an_honest_tenant_a_little(
-    rig: Any, figure: Any, free_port: Any, claims: Any, gateways: int, model: str
+    rig: Any, figure: Any, free_port: Any, claims: Any, gateways: int, model: str, short: bool
 ) -> None:
     tenants = [{"name": name, "weight": 1} for name in ("honest", "flood")]
     engines = [await rig.engine(speed=4, adapter="adapter")]
     engines += [await rig.engine(speed=4) for _ in range(3 if model == "adapter" else 0)]
     store = None if gateways == 1 else (await rig.valkey(port=free_port(), folder=rig.folder / "data")).url
-    urls = [(await rig.gateway(engines, store, tenants=tenants)).url for _ in range(gateways)]
+    classes = [{"name": "chat", "ttft": "1s", "tpot": "60ms"}] if short else []
+    settings = {"tenants": tenants, "classes": classes, **({"defaultClass": "chat"} if short else {})}
+    urls = [(await rig.gateway(engines, store, **settings)).url for _ in range(gateways)]
+    words, tokens = (2, 1) if short else (600, 200)
     turn = itertools.cycle(urls)
 
     async def one() -> float | str:
@@ -87,7 +92,7 @@ async def test_a_flood_moves_the_first_tokens_of_an_honest_tenant_a_little(
     async def flood() -> None:
         while flooding:
             url = next(turn)
-            answer = first_token_s(rig.http, url, "flood", words=600, tokens=200, claims=claims, model=model)
+            answer = first_token_s(rig.http, url, "flood", words=words, tokens=tokens, claims=claims, model=model)
             flooded.append(await answer)
             if isinstance(flooded[-1], str):
                 await asyncio.sleep(0.05)
@@ -100,7 +105,8 @@ async def test_a_flood_moves_the_first_tokens_of_an_honest_tenant_a_little(
         for task in floods:
             task.cancel()
     name = "flood with claims" if claims else "flood through two gateways" if gateways > 1 else "flood"
-    name = "flood for an adapter of one engine in four" if model == "adapter" else name
+    name = "flood of short calls under a class with targets" if short else name
+    name += " for an adapter of one engine in four" if model == "adapter" else ""
     refused = [value for value in during if isinstance(value, str)]
     for share in (0.5, 0.95):
         before, after = percentile(alone, share), percentile(during, share)

@@ -44,8 +44,15 @@ class Engine:
     def startable(self, waiting: Iterable[QueuedRequest]) -> Iterator[QueuedRequest]:
         return iter(waiting)
 
-    def waits(self, name: str, *, yields: bool = False) -> None:
-        call = Call(id=CallId(name), arrived_at_s=0.0, prompt_tokens=1000, output_predicted=10, yields=yields)
+    def waits(self, name: str, *, yields: bool = False, tokens: int = 1000, due_at_s: float | None = None) -> None:
+        call = Call(
+            id=CallId(name),
+            arrived_at_s=0.0,
+            prompt_tokens=tokens,
+            output_predicted=10,
+            yields=yields,
+            due_at_s=due_at_s,
+        )
         self.core.queues[0].push(self.core.on_arrival(0.0, call))
 
     def computes(self, name: str, *, yields: bool = False) -> None:
@@ -164,3 +171,28 @@ def test_an_engine_in_bypass_treats_all_prompts_alike() -> None:
     engine.computes("flood", yields=True)
     engine.core.set_policy(1.0, "fcfs", {}, "emergency", bypass=True)
     assert engine.plan() == UNBOUNDED
+
+
+@pytest.mark.parametrize("policy", ["edf", "urgency", "llf", "sjf", "two-lane"])
+def test_such_a_call_starts_after_all_others_of_its_lane_although_it_is_late(policy: str) -> None:
+    engine = Engine()
+    engine.waits("flood", yields=True, tokens=10, due_at_s=-5.0)
+    engine.core.set_policy(0.0, policy, {}, "test")
+    engine.waits("honest", tokens=10, due_at_s=5.0)
+    engine.waits("late flood", yields=True, tokens=10, due_at_s=-9.0)
+    assert next(item.call.id for item in engine.core.queues[0]) == "honest"
+    engine.core.set_policy(0.0, "fcfs", {}, "test")
+    assert [item.call.id for item in engine.core.queues[0]] == ["honest", "flood", "late flood"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "starts"), [(1000, 1), (CHUNK, 1), (CHUNK // 4, 4), (10, yielding_prompts.MOST_STARTS)]
+)
+def test_as_many_such_prompts_start_in_a_step_as_it_computes(tokens: int, starts: int) -> None:
+    engine = Engine()
+    engine.decodes("honest")
+    for number in range(50):
+        engine.waits(f"flood {number}", yields=True, tokens=tokens)
+    plan = engine.plan()
+    assert plan.max_running == 1 + min(starts, CHUNK // tokens or 1)
+    assert plan.max_step_tokens == CHUNK + 1

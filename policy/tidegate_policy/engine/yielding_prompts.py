@@ -8,11 +8,13 @@ these prompts, so they always make progress.
 This rule has no setting: it acts on calls that the gateway has marked, and there are none while no tenant floods the pool.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tidegate_policy.engine.regulators.regulator import Memoryless
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import StepPlan
+from tidegate_policy.policies import QueuedRequest
 
 CHUNK_STEPS = 2.0
 """The tokens of yielding prompts in a step take so many times the fixed time of a step. With 1 the flooding tenant is
@@ -48,8 +50,22 @@ class YieldingPrompts(Memoryless):
         self._paused = bool(yielding) and others and not alone and not paused_before
         if self._paused:
             return replace(plan, paused=plan.paused.union(yielding))
-        tokens = max(round(CHUNK_STEPS * engine.cost.step_s / engine.cost.prefill_s), LEAST_CHUNK)
-        tokens += engine.decode_tokens
+        chunk = max(round(CHUNK_STEPS * engine.cost.step_s / engine.cost.prefill_s), LEAST_CHUNK)
+        computing = sum(known.uncached_tokens for known in engine.prefills)
+        starts = _starts(engine, first, chunk - computing if yielding else chunk)
+        tokens = chunk + engine.decode_tokens
         if not yielding:  # a call that starts now comes behind all prompts that are partly computed
-            tokens += sum(known.uncached_tokens for known in engine.prefills)
-        return plan.at_most(running=engine.running_count + 1, step_tokens=tokens)
+            tokens += computing
+        return plan.at_most(running=engine.running_count + starts, step_tokens=tokens)
+
+
+def _starts(engine: EngineSnapshot, first: Sequence[QueuedRequest], chunk: int) -> int:
+    """The waiting calls whose prompts fit into so many tokens of a step; one at least. Many short prompts would else start
+    one by one, and places in the batch would stay empty."""
+    count = 0
+    for item in first:
+        chunk -= engine.most_uncached_tokens(item)
+        if chunk < 0:
+            break
+        count += 1
+    return max(count, 1)
