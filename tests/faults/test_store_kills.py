@@ -75,9 +75,10 @@ async def test_every_workflow_ends_although_a_promoted_replica_lacks_writes(
     async with asyncio.TaskGroup() as group:
         group.create_task(workflow_ledger.work_all(client, WORKFLOWS, at_once=AT_ONCE))
         await until(lambda: len(ledger.ended) > WORKFLOWS // 4, within_s=240)
+        known = {*ledger.ended}
+        assert await store.wait(1, 5000) == 1, "the replica has all that is known"
         async with valkey.Redis.from_url(replica.url) as there:
             await there.replicaof("NO", "ONE")  # what comes from now on, it lacks
-        known = {*ledger.ended}
         await until(lambda: len(ledger.ended) > len(known) + WORKFLOWS // 8, within_s=240)
         primary.kill()
         lagging = {*ledger.ended} - known

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tidegate_policy import policies
 from tidegate_policy.admit.outliers import OutlierSettings
+from tidegate_policy.admit.tenant_load import TenantLoad
 from tidegate_policy.admit.tenant_shares import (
     EACH_S,
     FEW,
@@ -342,3 +343,18 @@ def test_a_flood_finds_no_bounds_from_the_time_before_it() -> None:
         # The bounds of a thousand tenants count for 50 ms, so they may not know yet how much work a tenant sends.
         assert entered(fresh, later + 0.001, tenant, 500) < 1 + KEEPS * HEADROOM * 20
         assert entered(shares, later + 0.001, tenant, 500) < 1 + KEEPS * HEADROOM * 20
+
+
+def test_calls_at_other_gateways_count() -> None:
+    shares = TenantShares(policies.create("fcfs"), bounded=True, limits=lambda: 8.0)
+    assert entered(shares, 0.0, "flood", 20) == 20, "alone"
+    shares.on_others(1.0, {"quiet": TenantLoad(1, 0, 1.0), "flood": TenantLoad(10, 90, 1.0)})
+    assert shares.surplus(1.0) == {"flood": 15}, "its part of 30 - 7"
+    assert not shares.is_owed(1.0, "flood")
+    one = item("late", "quiet")
+    shares.competes(1.1, one.call)
+    assert shares.arrived(1.1, one)
+    shares.enter(one)
+    assert shares.is_owed(1.1, "quiet")
+    shares.on_others(2.0, {})
+    assert shares.loads() == {"flood": TenantLoad(20, 0, 1.0), "quiet": TenantLoad(1, 0, 1.0)}

@@ -1,7 +1,7 @@
-"""What do the gateways of a pool tell each other? Backlogs, leases, cancelled workflows, the policy, and which prompts they
-sent where, through the store.
+"""What do the gateways of a pool tell each other? Backlogs, what tenants have there, leases, cancelled workflows, the
+policy, and which prompts they sent where, through the store.
 
-While the store is down, the last known state stands.
+While the store is down, the last known state stands, except that of the tenants.
 """
 
 import asyncio
@@ -65,6 +65,7 @@ class PoolExchange:
             if self._link.up:
                 logger.error("%s: workflows are shed until the store answers", error)
             self._link.up = False
+            self._core.dispatcher.tenants.on_others(self._clock(), {})  # what was known of them grows old
         else:
             if not self._link.up:
                 logger.warning("the store answers")
@@ -74,9 +75,10 @@ class PoolExchange:
         own = {engine.facts.id: engine.own for engine in self._core.engines if engine.own}
         choices = self._policy.choices
         sent_at_s = self._clock()
-        learned = await store.exchange(own)
+        learned = await store.exchange(own, self._core.dispatcher.tenants.loads())
         if learned.now_s is not None:
             self._pool_clock.on_exchange(learned.now_s, sent_at_s=sent_at_s, answered_at_s=self._clock())
+        self._core.dispatcher.tenants.on_others(self._clock(), learned.tenants)
         self._directory.on_others(learned.others)
         self._placements.cancel_workflows(map(WorkflowId, learned.cancelled))
         self._policy.follow(learned, choices=choices)

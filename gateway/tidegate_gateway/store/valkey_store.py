@@ -25,6 +25,7 @@ from redis.asyncio import retry
 
 from tidegate_gateway import gateway_settings, loop_steps, stage_declaration
 from tidegate_gateway.store import store_answers, store_contract
+from tidegate_policy.admit.tenant_load import TenantLoad
 from tidegate_policy.model import Backlog, EngineId
 
 T = TypeVar("T")
@@ -175,13 +176,16 @@ class Valkey:
         await self._share("bury", gateway=gateway)
         return True
 
-    async def exchange(self, backlogs: Mapping[EngineId, Backlog]) -> store_contract.Exchange:
+    async def exchange(
+        self, backlogs: Mapping[EngineId, Backlog], tenants: Mapping[str, TenantLoad]
+    ) -> store_contract.Exchange:
         own = {engine: [item.calls, item.work_us, item.output_tokens] for engine, item in backlogs.items()}
         sync = functools.partial(
             self._share,
             "sync",
             lease_ms=round(self._settings.lease_s * 1000),
             backlogs=own,
+            tenants={name: list(load) for name, load in tenants.items()},
             since_ms=self._since_ms,
             most=MOST_CANCELLED,
         )
@@ -196,8 +200,15 @@ class Valkey:
         ):
             more = Backlog(calls=calls, work_us=work_us, output_tokens=output_tokens)
             others[EngineId(engine)] = others.get(EngineId(engine), Backlog()) + more
+        loads: dict[str, TenantLoad] = {}
+        for tenant, (entered, waiting, weight) in itertools.chain.from_iterable(
+            item.items() for item in store_answers.rows(answer["tenants"]) if isinstance(item, dict)
+        ):
+            known = loads.get(tenant, TenantLoad(0, 0, weight))
+            loads[tenant] = TenantLoad(known.entered + entered, known.waiting + waiting, known.weight)
         return store_contract.Exchange(
             others=others,
+            tenants=loads,
             gateways=answer["gateways"],
             dead=tuple(gateway for gateway in store_answers.rows(answer["dead"]) if gateway != self.gateway),
             cancelled=tuple(store_answers.rows(answer["cancelled"])),
@@ -281,7 +292,7 @@ class Valkey:
         return store_answers.record(answer)
 
     async def _share(self, operation: str, **arguments: Any) -> dict[str, Any]:
-        names = ("leases", "backlogs", "policy", "cancelled", "steady", f"calls:{self.gateway}")
+        names = ("leases", "backlogs", "policy", "cancelled", "steady", f"calls:{self.gateway}", "tenants")
         keys = [self.key(name) for name in names]
         body = _encoded({"gateway": self.gateway, **arguments})
         return cast("dict[str, Any]", orjson.loads(cast("bytes", await self.run("share", keys, [operation, body]))))

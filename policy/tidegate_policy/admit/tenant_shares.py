@@ -24,11 +24,12 @@ of the engines' limits.
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from tidegate_policy import policies
 from tidegate_policy.admit import held_calls, saturation
+from tidegate_policy.admit.tenant_load import TenantLoad
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import Policy, QueuedRequest
 
@@ -68,6 +69,10 @@ FEW, EACH_S = 32, 5e-5
 """The bounds of more tenants count for so long for each of them, so that they take a bounded part of the time."""
 
 
+MOST_TOLD = 64
+"""Tenants of which a gateway tells the others, those that want the most."""
+
+
 @dataclass(slots=True)
 class _Tenant:
     held: held_calls.HeldCalls
@@ -88,9 +93,18 @@ class _Tenant:
     prompts: dict[CallId, float] = field(default_factory=dict)
     """The calls that entered during a flood and compute their prompts, each with the instant at which it counts no more."""
 
+    elsewhere: int = 0
+    """Sequences that entered at other gateways."""
+    waiting_elsewhere: int = 0
+
+    @property
+    def has(self) -> int:
+        """Sequences in the queues of all gateways or at engines."""
+        return self.entered + self.elsewhere
+
     @property
     def wanted(self) -> int:
-        return self.entered + self.waiting
+        return self.entered + self.waiting + self.elsewhere + self.waiting_elsewhere
 
     def rate(self, now: float) -> float:
         """The part of the pool's time that the work takes that it sent of late."""
@@ -134,6 +148,8 @@ class TenantShares:
         """The one seen least recently first."""
         self._held = 0
         self._entered = 0
+        self._elsewhere = 0
+        """Sequences that entered at other gateways."""
         self._means = saturation.Means()
         """Of the calls that were answered."""
 
@@ -194,7 +210,7 @@ class TenantShares:
         """Whether the call, whose work was counted, enters now. If not, it is held."""
         tenant = self._known(item.call.tenant)
         if not tenant.waiting and (
-            self._entered < self.places
+            self._entered + self._elsewhere < self.places
             or len(self._tenants) == 1
             or self._free(tenant, self._bounds(now)[0].get(item.call.tenant, LEAST_PLACES)) > self._full_at
         ):
@@ -218,13 +234,13 @@ class TenantShares:
         found: dict[str, int] = {}
         for name, bound in self._looked.items():
             tenant = self._tenants.get(name)  # it may be forgotten since the look
-            if tenant is not None and tenant.entered - bound >= 1.0:
-                found[name] = int(tenant.entered - bound)
+            if tenant is not None and tenant.has - bound >= 1.0:
+                found[name] = int((tenant.has - bound) * tenant.entered / tenant.has)  # the others hold their part
         return found
 
     def is_owed(self, now: float, name: str) -> bool:
         """Whether the tenant has at most its part, while another one has more than it may have."""
-        return not self.is_fair(now) and self._tenants[name].entered <= self._looked.get(name, 0.0)
+        return not self.is_fair(now) and self._tenants[name].has <= self._looked.get(name, 0.0)
 
     def is_fair(self, now: float) -> bool:
         """No tenant has more than it may have, as far as the last look showed."""
@@ -236,6 +252,33 @@ class TenantShares:
             unfair = [name for name, bound in bounds.items() if self._entered_of(name) > bound]
             self._looked = bounds if unfair else {}
         return not self._looked
+
+    def loads(self) -> dict[str, TenantLoad]:
+        """What the tenants have at this gateway, those that want the most."""
+        loads = [
+            (name, TenantLoad(tenant.entered, tenant.waiting, tenant.weight))
+            for name, tenant in self._tenants.items()
+            if tenant.entered or tenant.waiting
+        ]
+        loads.sort(key=lambda item: item[1].entered + item[1].waiting, reverse=True)
+        return dict(loads[:MOST_TOLD])
+
+    def on_others(self, now: float, loads: Mapping[str, TenantLoad]) -> None:
+        """What the tenants have at the other gateways. These tenants compete here too."""
+        if not loads and not self._elsewhere:
+            return
+        for tenant in self._tenants.values():
+            tenant.elsewhere = tenant.waiting_elsewhere = 0
+        for name, load in loads.items():
+            tenant = self._known(name)
+            if tenant.seen_at_s == -math.inf and not tenant.wanted:
+                tenant.weight = max(load.weight, 1e-3)
+            tenant.elsewhere, tenant.waiting_elsewhere = load.entered, load.waiting
+            tenant.seen_at_s = max(tenant.seen_at_s, now)
+        self._elsewhere = sum([load.entered for load in loads.values()])
+        self._bounds_hold = False
+        self._bounds_until_s = -math.inf
+        self._look_at_s = now
 
     def bounds(self, now: float) -> dict[str, float]:
         """Places of each active tenant; infinite for one that is alone."""
@@ -321,7 +364,7 @@ class TenantShares:
 
     def _free(self, tenant: _Tenant, bound: float) -> float:
         """Places that the tenant may take beyond those that it has; one at least if it has none."""
-        free = bound - tenant.entered
+        free = bound - tenant.has
         return free if tenant.entered or free >= 1.0 else 1.0
 
     def _releasable(self, now: float, bounds: dict[str, float], flooding: Collection[str]) -> list[str]:
@@ -379,7 +422,7 @@ class TenantShares:
 
     def _entered_of(self, name: str) -> int:
         tenant = self._tenants.get(name)  # it may be forgotten since the bounds were found
-        return 0 if tenant is None else tenant.entered
+        return 0 if tenant is None else tenant.has
 
     def _bounds_now(self, now: float) -> tuple[dict[str, float], Collection[str]]:
         """As `_bounds`, computed. Notes how long they hold."""

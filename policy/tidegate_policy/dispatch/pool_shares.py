@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from tidegate_policy.admit.tenant_load import TenantLoad
 from tidegate_policy.admit.tenant_shares import ACTIVE_S, TenantShares
 from tidegate_policy.dispatch.call_records import Out
 from tidegate_policy.dispatch.engine_table import EngineTable
@@ -121,6 +122,14 @@ class PoolShares:
     def observe(self, service_s: float, demand_s: float) -> None:
         """A call was answered that takes `service_s` seconds alone, and `demand_s` of the whole pool."""
         self._whole.observe(service_s, demand_s)
+
+    def loads(self) -> dict[str, TenantLoad]:
+        """What the tenants have at this gateway, for the others."""
+        return self._whole.loads()
+
+    def on_others(self, now: float, loads: Mapping[str, TenantLoad]) -> None:
+        """What the tenants have at other gateways. In a part each gateway counts its own calls."""
+        self._whole.on_others(now, loads)
 
     def competes(self, now: float, call: Call) -> None:
         """A call of the tenant has come in."""

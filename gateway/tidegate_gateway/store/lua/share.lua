@@ -3,10 +3,11 @@
 --
 -- KEYS: 1 leases (gateway -> instant at which it counts as dead), 2 backlogs (gateway -> JSON), 3 policy
 --       (override, steered -> JSON), 4 ids of cancelled workflows by instant, 5 the instant since which gateways have
---       exchanged without a gap, 6 ids of workflows in which the caller has calls.
+--       exchanged without a gap, 6 ids of workflows in which the caller has calls, 7 what tenants have (gateway -> JSON).
 -- ARGV: 1 the operation, 2 its arguments as JSON.
 
 local leases, backlogs, policy, cancelled, steady, mine = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local tenants = KEYS[7]
 local args = cjson.decode(ARGV[2])
 local longest_ms = 8 * 24 * 3600 * 1000 -- the longest deadline or override, and a day
 local time = redis.call('TIME')
@@ -33,7 +34,10 @@ local function lapsed()
   local since_ms = tonumber(redis.call('GET', steady) or now_ms)
   redis.call('SET', steady, since_ms, 'PX', math.ceil(args.lease_ms / 2))
   local silent = redis.call('ZRANGEBYSCORE', leases, '-inf', now_ms, 'LIMIT', 0, 100)
-  for _, gateway in ipairs(silent) do redis.call('HDEL', backlogs, gateway) end
+  for _, gateway in ipairs(silent) do
+    redis.call('HDEL', backlogs, gateway)
+    redis.call('HDEL', tenants, gateway)
+  end
   return now_ms - since_ms >= args.lease_ms and silent or {}
 end
 
@@ -43,14 +47,18 @@ function operations.sync()
   redis.call('ZADD', leases, now_ms + args.lease_ms, args.gateway)
   redis.call('PEXPIRE', leases, longest_ms)
   redis.call('HSET', backlogs, args.gateway, cjson.encode(args.backlogs))
+  redis.call('HSET', tenants, args.gateway, cjson.encode(args.tenants))
   local dead = lapsed()
   redis.call('PEXPIRE', backlogs, args.lease_ms)
+  redis.call('PEXPIRE', tenants, args.lease_ms)
   redis.call('PEXPIRE', policy, longest_ms)
   local gateways = redis.call('ZCOUNT', leases, now_ms, '+inf')
-  local others = {}
-  local all = redis.call('HGETALL', backlogs)
-  for i = 1, #all, 2 do
-    if all[i] ~= args.gateway then others[#others + 1] = cjson.decode(all[i + 1]) end
+  local function of_others(key)
+    local found, all = {}, redis.call('HGETALL', key)
+    for i = 1, #all, 2 do
+      if all[i] ~= args.gateway then found[#found + 1] = cjson.decode(all[i + 1]) end
+    end
+    return found
   end
   -- Cancelled since the last exchange: a little overlap costs nothing, a gap would lose one. When there are more than fit,
   -- the next exchange goes on from the last one of this answer.
@@ -59,7 +67,7 @@ function operations.sync()
   for i = 1, #found, 2 do ids[#ids + 1] = found[i] end
   if #ids == args.most then since_ms = tonumber(found[#found]) end
   return cjson.encode({
-    others = others, gateways = gateways, dead = dead, policy = policies(), cancelled = ids, since_ms = since_ms,
+    others = of_others(backlogs), tenants = of_others(tenants), gateways = gateways, dead = dead, policy = policies(), cancelled = ids, since_ms = since_ms,
     now_ms = now_ms,
   })
 end
@@ -67,6 +75,7 @@ end
 -- A gateway that owes nothing is gone; one that leaves calls behind is dead at once, so that they are forgotten.
 function operations.leave()
   redis.call('HDEL', backlogs, args.gateway)
+  redis.call('HDEL', tenants, args.gateway)
   if redis.call('EXISTS', mine) == 1 then
     redis.call('ZADD', leases, now_ms, args.gateway)
   else
