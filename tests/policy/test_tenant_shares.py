@@ -356,5 +356,8 @@ def test_calls_at_other_gateways_count() -> None:
     assert shares.arrived(1.1, one)
     shares.enter(one)
     assert shares.is_owed(1.1, "quiet")
-    shares.on_others(2.0, {})
+    shares.on_others(2.0, {"waits": TenantLoad(0, 5, 1.0)})
+    assert "waits" in shares.bounds(40.0)
+    shares.on_others(3.0, {})
+    assert "waits" not in shares.bounds(40.0)
     assert shares.loads() == {"flood": TenantLoad(20, 0, 1.0), "quiet": TenantLoad(1, 0, 1.0)}

@@ -150,6 +150,8 @@ class TenantShares:
         self._entered = 0
         self._elsewhere = 0
         """Sequences that entered at other gateways."""
+        self._others_have = False
+        """Some tenant has calls at other gateways."""
         self._means = saturation.Means()
         """Of the calls that were answered."""
 
@@ -265,8 +267,9 @@ class TenantShares:
 
     def on_others(self, now: float, loads: Mapping[str, TenantLoad]) -> None:
         """What the tenants have at the other gateways. These tenants compete here too."""
-        if not loads and not self._elsewhere:
+        if not loads and not self._others_have:
             return
+        self._others_have = bool(loads)
         for tenant in self._tenants.values():
             tenant.elsewhere = tenant.waiting_elsewhere = 0
         for name, load in loads.items():
