@@ -71,8 +71,8 @@ async def test_a_slow_goodbye_to_a_dead_gateway_is_no_outage(
 ) -> None:
     exchange, asked = valkey_store.Valkey.exchange, list[str]()
 
-    async def with_a_dead_one(self: Any, backlogs: Any) -> Any:
-        return dataclasses.replace(await exchange(self, backlogs), dead=("dead",))
+    async def with_a_dead_one(self: Any, *told: Any) -> Any:
+        return dataclasses.replace(await exchange(self, *told), dead=("dead",))
 
     async def slow(self: Any, gateway: str, limit: int) -> bool:
         asked.append(gateway)
