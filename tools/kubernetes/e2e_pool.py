@@ -5,6 +5,10 @@ import json
 import e2e_cluster
 
 
+LOADS = ("overload", "blocking", "misses")
+"""The beginnings of reasons that name a load."""
+
+
 def tell(story: e2e_cluster.Story, cluster: e2e_cluster.Cluster) -> None:
     story.check("kubectl apply of a pool with two node pools: ready", lambda: apply_pool(cluster))
     story.check("a chat completion through the gateway's Service, whole and streamed", lambda: chat(cluster))
@@ -68,7 +72,8 @@ def switch(cluster: e2e_cluster.Cluster) -> str:
 
 def steer(cluster: e2e_cluster.Cluster) -> str:
     """The demonstration of `tools/steering/demonstrate` on this cluster: three kinds of load, and the switches. A pool that
-    still serves by the policy for an overload has no need to switch to it, so the loads come once more."""
+    still serves by the policy for an overload has no need to switch to it, so the loads come once more; a policy that was
+    chosen for misses may then serve an overload too."""
     policy = {"allow": ["urgency", "edf", "sjf", "two-lane"], "rollback": {"window": "8s", "rho": "1.2"}}
     cluster.kubectl(
         "patch", "-n", e2e_cluster.WORK, "spool/chat", "--type=merge", "-p", json.dumps({"spec": {"policy": policy}})
@@ -77,13 +82,13 @@ def steer(cluster: e2e_cluster.Cluster) -> str:
     earlier = {each["at"] for each in json.loads(cluster.kubectl(*get, "--json"))["switches"]}
     watch = cluster.start(*get, "--watch")
     counts, reasons = [], list[str]()
-    while len(counts) < 3 and not any(reason.startswith(("overload", "blocking")) for reason in reasons):
+    while len(counts) < 3 and not any(reason.startswith(LOADS) for reason in reasons):
         counts.append(e2e_cluster.ask(cluster, "phases", e2e_cluster.GATEWAY, "demo", "30"))
         switches = json.loads(cluster.kubectl(*get, "--json"))["switches"]
         reasons = [each["reason"] for each in switches if each["source"] == "steered" and each["at"] not in earlier]
     watch.terminate()
     told, _ = watch.communicate(timeout=60)
-    e2e_cluster.expect(any(reason.startswith(("overload", "blocking")) for reason in reasons), told)
+    e2e_cluster.expect(any(reason.startswith(LOADS) for reason in reasons), told)
     e2e_cluster.wait_for(
         lambda: e2e_cluster.policies(cluster, "chat") == {e2e_cluster.active_policy(cluster, "chat")}, timeout_s=30
     )
