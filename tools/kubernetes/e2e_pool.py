@@ -4,7 +4,6 @@ import json
 
 import e2e_cluster
 
-
 LOADS = ("overload", "blocking", "misses")
 """The beginnings of reasons that name a load."""
 
