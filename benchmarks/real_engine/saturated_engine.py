@@ -9,8 +9,7 @@ from typing import Any
 
 import engine_setup
 import stepped_engine
-from vllm import LLM, SamplingParams
-from vllm.sampling_params import RequestOutputKind
+from vllm import LLM
 from vllm.v1.core.sched import async_scheduler
 from vllm.v1.core.sched import scheduler as vllm_scheduler
 
@@ -91,14 +90,7 @@ def _turn(llm: LLM, row: str, count: int) -> dict[str, float]:
             group=f"group {index // 16}",
             group_size=16,
         )
-        params = SamplingParams(
-            temperature=0,
-            max_tokens=OUTPUT,
-            ignore_eos=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-            extra_args=labels.write(now_s, call),
-        )
+        params = stepped_engine.answer_of(OUTPUT, labels.write(now_s, call))
         engine.add_request(call.id, {"prompt_token_ids": stepped_engine.text(call.id, PROMPT)}, params)
     steps, began_s = 0, time.monotonic()
     while engine.has_unfinished_requests():

@@ -6,8 +6,7 @@ from typing import Any
 
 import engine_setup
 import stepped_engine
-from vllm import LLM, SamplingParams
-from vllm.sampling_params import RequestOutputKind
+from vllm import LLM
 from vllm.v1.core.sched import scheduler as vllm_scheduler
 
 from tidegate_engine import scheduler as schedulers
@@ -67,13 +66,7 @@ def _serve(llm: LLM, batch: int, prompt: int, output: int, name: str) -> list[co
         return scheduled
 
     scheduler.schedule = schedule
-    params = SamplingParams(
-        temperature=0,
-        max_tokens=output,
-        ignore_eos=True,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-    )
+    params = stepped_engine.answer_of(output)
     for index in range(batch):
         call = f"{name}, {batch} of {prompt}, {index}"
         engine.add_request(call, {"prompt_token_ids": stepped_engine.text(call, prompt)}, params)

@@ -143,6 +143,18 @@ def text(name: object, tokens: int) -> list[int]:
     return [drawn.randrange(STOP + 1, VOCABULARY) for _ in range(tokens)]
 
 
+def answer_of(tokens: int, labels: dict[str, Any] | None = None) -> SamplingParams:
+    """The model's own greedy answer of exactly so many tokens."""
+    return SamplingParams(
+        temperature=0,
+        max_tokens=tokens,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        extra_args=labels,
+    )
+
+
 def model(setup: engine_setup.Setup, more: Mapping[str, Any]) -> LLM:
     """The model with vLLM's executor, worker, model runner and KV cache."""
     return LLM(

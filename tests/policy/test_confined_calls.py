@@ -2,12 +2,12 @@
 
 import collections
 import random
-from collections.abc import Container
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from test_dispatcher import FAST, Gate, call
+from test_pool_shares import Live
 
 from tidegate_policy import policies
 from tidegate_policy.admit.retries import Failure
@@ -17,16 +17,6 @@ from tidegate_policy.model import Backlog, CallId, EngineId, WorkflowId
 
 ENGINES = [EngineId(f"e{number}") for number in range(5)]
 EVENTS = 250
-
-
-class Live(Container[EngineId]):
-    """Engines that become others while calls wait for them."""
-
-    def __init__(self, engines: list[EngineId]) -> None:
-        self.engines = {*engines}
-
-    def __contains__(self, engine: object) -> bool:
-        return engine in self.engines
 
 
 class History:
@@ -45,7 +35,7 @@ class History:
         self.count = 0
         self.inside: set[CallId] = set()
         self.out: dict[CallId, EngineId] = {}
-        self.sets = [Live(rng.sample(ENGINES, rng.randint(1, 4))) for _ in range(4)]
+        self.sets = [Live(*rng.sample(ENGINES, rng.randint(1, 4))) for _ in range(4)]
 
     def do(self, actions: list[Action]) -> None:
         for action in actions:

@@ -129,10 +129,10 @@ def test_a_flood_for_one_engine_evicts_no_held_call_of_others() -> None:
 
 
 class Live(Container[EngineId]):
-    """Engines that become others."""
+    """Engines that become others while calls wait for them."""
 
     def __init__(self, *engines: str) -> None:
-        self.engines = {*engines}
+        self.engines: set[str] = {*engines}
 
     def __contains__(self, engine: object) -> bool:
         return engine in self.engines

@@ -1,5 +1,6 @@
 """What do the scripts of the store answer? Their JSON becomes the values of `store_contract`."""
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,6 +10,11 @@ from tidegate_gateway.store import store_contract
 def rows(value: object) -> Iterable[Any]:
     """A Lua list; an empty one arrives as an object."""
     return value if isinstance(value, list) else ()
+
+
+def entries(value: object) -> Iterable[tuple[str, Any]]:
+    """The entries of all objects in a Lua list. An empty object may arrive as a list."""
+    return itertools.chain.from_iterable(item.items() for item in rows(value) if isinstance(item, dict))
 
 
 def chosen(answer: object) -> dict[str, Any]:

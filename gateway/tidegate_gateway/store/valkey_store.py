@@ -12,7 +12,6 @@ import contextlib
 import functools
 import hashlib
 import importlib.resources
-import itertools
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
@@ -195,15 +194,11 @@ class Valkey:
             answer = await self._again(sync)
         self._since_ms = answer["since_ms"]
         others: dict[EngineId, Backlog] = {}
-        for engine, (calls, work_us, output_tokens) in itertools.chain.from_iterable(
-            item.items() for item in store_answers.rows(answer["others"]) if isinstance(item, dict)
-        ):
+        for engine, (calls, work_us, output_tokens) in store_answers.entries(answer["others"]):
             more = Backlog(calls=calls, work_us=work_us, output_tokens=output_tokens)
             others[EngineId(engine)] = others.get(EngineId(engine), Backlog()) + more
         loads: dict[str, TenantLoad] = {}
-        for tenant, (entered, waiting, weight) in itertools.chain.from_iterable(
-            item.items() for item in store_answers.rows(answer["tenants"]) if isinstance(item, dict)
-        ):
+        for tenant, (entered, waiting, weight) in store_answers.entries(answer["tenants"]):
             known = loads.get(tenant, TenantLoad(0, 0, weight))
             loads[tenant] = TenantLoad(known.entered + entered, known.waiting + waiting, known.weight)
         return store_contract.Exchange(

@@ -28,16 +28,19 @@ local function policies()
   return found
 end
 
+-- Removes what a gateway told of itself.
+local function untell(gateway)
+  redis.call('HDEL', backlogs, gateway)
+  redis.call('HDEL', tenants, gateway)
+end
+
 -- Gateways whose leases expired. After a time without any exchange (the store was away, so all leases expired) no gateway
 -- counts as dead for another lease: live gateways need time to renew theirs.
 local function lapsed()
   local since_ms = tonumber(redis.call('GET', steady) or now_ms)
   redis.call('SET', steady, since_ms, 'PX', math.ceil(args.lease_ms / 2))
   local silent = redis.call('ZRANGEBYSCORE', leases, '-inf', now_ms, 'LIMIT', 0, 100)
-  for _, gateway in ipairs(silent) do
-    redis.call('HDEL', backlogs, gateway)
-    redis.call('HDEL', tenants, gateway)
-  end
+  for _, gateway in ipairs(silent) do untell(gateway) end
   return now_ms - since_ms >= args.lease_ms and silent or {}
 end
 
@@ -67,15 +70,14 @@ function operations.sync()
   for i = 1, #found, 2 do ids[#ids + 1] = found[i] end
   if #ids == args.most then since_ms = tonumber(found[#found]) end
   return cjson.encode({
-    others = of_others(backlogs), tenants = of_others(tenants), gateways = gateways, dead = dead, policy = policies(), cancelled = ids, since_ms = since_ms,
-    now_ms = now_ms,
+    others = of_others(backlogs), tenants = of_others(tenants), gateways = gateways, dead = dead, policy = policies(),
+    cancelled = ids, since_ms = since_ms, now_ms = now_ms,
   })
 end
 
 -- A gateway that owes nothing is gone; one that leaves calls behind is dead at once, so that they are forgotten.
 function operations.leave()
-  redis.call('HDEL', backlogs, args.gateway)
-  redis.call('HDEL', tenants, args.gateway)
+  untell(args.gateway)
   if redis.call('EXISTS', mine) == 1 then
     redis.call('ZADD', leases, now_ms, args.gateway)
   else
