@@ -99,11 +99,19 @@ class Rig:
     http: aiohttp.ClientSession
     started: list[Process] = field(default_factory=list)
 
-    async def engine(self, *, speed: float = 50, port: int | None = None, adapter: str | None = None) -> Process:
+    async def engine(
+        self,
+        *,
+        speed: float = 50,
+        port: int | None = None,
+        adapter: str | None = None,
+        profile: str | None = None,
+    ) -> Process:
         port = port or free_port()
         control = f"127.0.0.1:{free_port()}"
         words = ["sim-engine", "--port", str(port), "--control", control, "--speed", str(speed)]
         words += [] if adapter is None else ["--adapter", adapter]
+        words += [] if profile is None else ["--profile", profile]
         return await self._start(words, port, "/health")
 
     async def metrics(self, process: Process) -> str:

@@ -28,7 +28,7 @@ async def test_an_exchange_with_the_store_that_began_before_an_override_does_not
     async with fake_engine.engine() as engine, up(engine) as client:
         gateway = client.gateway
         choices = gateway.policy.choices
-        before = await gateway.link.store.exchange({}, {})
+        before = await gateway.link.store.exchange({})
         assert (await put(client, {"policy": "edf"}))[0] == 200
         gateway.policy.follow(before, choices=choices)
         assert gateway.policy.active.name == gateway.core.dispatcher.policy == "edf"

@@ -15,7 +15,6 @@ from redis import asyncio as valkey
 
 from tidegate_gateway import gateway_settings, stage_declaration
 from tidegate_gateway.store import store_contract, valkey_store
-from tidegate_policy.admit.tenant_load import TenantLoad
 from tidegate_policy.model import Backlog, EngineId
 
 STAGES = (
@@ -84,36 +83,21 @@ async def test_backlogs_are_shared_and_lapse_with_the_lease(
 ) -> None:
     one, other = two
     owed = Backlog(calls=2, work_us=123_456_789, output_tokens=77)
-    await one.exchange({ENGINE: owed}, {})
-    assert (await other.exchange({}, {})).others == {ENGINE: owed}
-    assert (await one.exchange({ENGINE: owed}, {})).others == {}
+    await one.exchange({ENGINE: owed})
+    assert (await other.exchange({})).others == {ENGINE: owed}
+    assert (await one.exchange({ENGINE: owed})).others == {}
     async with asyncio.timeout(10):
-        while (await other.exchange({}, {})).others:
+        while (await other.exchange({})).others:
             await asyncio.sleep(0.02)
-        while (await other.exchange({}, {})).dead != ("g1",):
-            await asyncio.sleep(0.02)
-
-
-async def test_what_tenants_have_is_shared_and_lapses_with_the_lease(
-    two: tuple[store_contract.Store, store_contract.Store],
-) -> None:
-    one, other = two
-    loads = {"a": TenantLoad(3, 1, 2.0), "b": TenantLoad(0, 5, 1.0)}
-    await one.exchange({}, loads)
-    assert (await other.exchange({}, {"a": TenantLoad(1, 0, 2.0)})).tenants == loads
-    assert (await one.exchange({}, loads)).tenants == {"a": TenantLoad(1, 0, 2.0)}
-    await other.leave()
-    assert (await one.exchange({}, loads)).tenants == {}
-    async with asyncio.timeout(10):
-        while (await other.exchange({}, {})).tenants:
+        while (await other.exchange({})).dead != ("g1",):
             await asyncio.sleep(0.02)
 
 
 async def test_leaving_takes_backlogs_away_at_once(two: tuple[store_contract.Store, store_contract.Store]) -> None:
     one, other = two
-    await one.exchange({ENGINE: Backlog(calls=1, work_us=1, output_tokens=1)}, {})
+    await one.exchange({ENGINE: Backlog(calls=1, work_us=1, output_tokens=1)})
     await one.leave()
-    assert (await other.exchange({}, {})).others == {}
+    assert (await other.exchange({})).others == {}
 
 
 async def test_a_dead_gateways_calls_are_forgotten_and_its_stage_can_end(
@@ -187,13 +171,13 @@ async def test_after_a_silence_no_gateway_is_dead_for_another_lease(valkey_url: 
     one, other = valkey_store.Valkey(shared, gateway="g1"), valkey_store.Valkey(shared, gateway="g2")
     server, leases = valkey.Redis.from_url(valkey_url), f"tidegate:v1:{{{shared.pool}}}:leases"
     for gateway in (one, other):
-        await gateway.exchange({}, {})
+        await gateway.exchange({})
     async with asyncio.timeout(10):
         ends_ms = max(instant_ms for _, instant_ms in await server.zrange(leases, 0, -1, withscores=True))
         while (await server.time())[0] * 1000 <= ends_ms:
             await asyncio.sleep(0.02)
         began_s = time.monotonic()
-        while not (found := await other.exchange({}, {})).dead:
+        while not (found := await other.exchange({})).dead:
             await asyncio.sleep(0.02)
     assert found.dead == ("g1",)
     assert time.monotonic() - began_s >= shared.lease_s
@@ -206,14 +190,14 @@ async def test_a_gateway_that_leaves_is_gone_unless_it_leaves_calls_behind(valke
     shared = store_settings(valkey_url, lease_s=0.5)
     one, other = valkey_store.Valkey(shared, gateway="g1"), valkey_store.Valkey(shared, gateway="g2")
     server, leases = valkey.Redis.from_url(valkey_url), f"tidegate:v1:{{{shared.pool}}}:leases"
-    await one.exchange({}, {})
+    await one.exchange({})
     await one.leave()
     assert await server.zscore(leases, "g1") is None
-    await one.exchange({}, {})
+    await one.exchange({})
     await one.join("w", "a", "c", deadline_ms=60_000, tenant="")
     await one.leave()
     async with asyncio.timeout(10):
-        while (await other.exchange({}, {})).dead != ("g1",):
+        while (await other.exchange({})).dead != ("g1",):
             await asyncio.sleep(0.02)
     for each in (one, other):
         await each.close()
@@ -287,7 +271,7 @@ async def test_policies_are_shared_ranked_by_kind_and_lapse(
         "steered", "edf", "misses", None, alternatives=("urgency", "sjf"), expected="fewer targets are missed"
     )
     await one.choose_policy("override", "fcfs", "by hand", 0.2)
-    found = await other.exchange({}, {})
+    found = await other.exchange({})
     assert found.steered == store_contract.Chosen(
         policy="edf",
         reason="misses",
@@ -298,20 +282,20 @@ async def test_policies_are_shared_ranked_by_kind_and_lapse(
     assert found.override is not None
     assert found.override.policy == "fcfs"
     async with asyncio.timeout(10):
-        while (await other.exchange({}, {})).override is not None:
+        while (await other.exchange({})).override is not None:
             await asyncio.sleep(0.02)
     await other.choose_policy("steered", None, "", None)
-    assert (await one.exchange({}, {})).steered is None
+    assert (await one.exchange({})).steered is None
 
 
 async def test_cancelled_workflows_are_announced_once_around(
     two: tuple[store_contract.Store, store_contract.Store],
 ) -> None:
     one, other = two
-    await other.exchange({}, {})
+    await other.exchange({})
     await one.create(flow())
     await one.cancel("w")
-    assert "w" in (await other.exchange({}, {})).cancelled
+    assert "w" in (await other.exchange({})).cancelled
 
 
 async def test_more_cancelled_workflows_than_fit_are_announced_in_turn(
@@ -321,7 +305,7 @@ async def test_more_cancelled_workflows_than_fit_are_announced_in_turn(
     names = [f"w{i}" for i in range(valkey_store.MOST_CANCELLED + 100)]
     await asyncio.gather(*(one.create(flow(id=name)) for name in names))
     await asyncio.gather(*(one.cancel(name) for name in names))
-    reported = [set((await other.exchange({}, {})).cancelled) for _ in range(2)]
+    reported = [set((await other.exchange({})).cancelled) for _ in range(2)]
     assert len(reported[0]) == valkey_store.MOST_CANCELLED
     assert reported[0] | reported[1] == set(names)
 
@@ -427,7 +411,7 @@ async def test_everything_has_a_time_to_live(valkey_url: str) -> None:
     await one.forget("g1", 100)
     await one.join("w2", "a", "another", deadline_ms=None, tenant="")
     await one.choose_policy("steered", "edf", "misses", None)
-    await one.exchange({ENGINE: Backlog(calls=1, work_us=1, output_tokens=1)}, {})
+    await one.exchange({ENGINE: Backlog(calls=1, work_us=1, output_tokens=1)})
     await one.complete("w")
     await one.spend("t", 1, 10)
     names = [key.decode() for key in await server.keys(f"*{shared.pool}*")]

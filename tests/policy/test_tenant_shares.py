@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tidegate_policy import policies
 from tidegate_policy.admit.outliers import OutlierSettings
-from tidegate_policy.admit.tenant_load import TenantLoad
+from tidegate_policy.admit.tenant_load import NO_LOAD, PoolLoad, TenantLoad
 from tidegate_policy.admit.tenant_shares import (
     EACH_S,
     FEW,
@@ -348,7 +348,7 @@ def test_a_flood_finds_no_bounds_from_the_time_before_it() -> None:
 def test_calls_at_other_gateways_count() -> None:
     shares = TenantShares(policies.create("fcfs"), bounded=True, limits=lambda: 8.0)
     assert entered(shares, 0.0, "flood", 20) == 20, "alone"
-    shares.on_others(1.0, {"quiet": TenantLoad(1, 0, 1.0), "flood": TenantLoad(10, 90, 1.0)})
+    shares.on_others(1.0, PoolLoad({"quiet": TenantLoad(1, 0, 1.0, 0.0), "flood": TenantLoad(10, 90, 1.0, 0.0)}), 2)
     assert shares.surplus(1.0) == {"flood": 15}, "its part of 30 - 7"
     assert not shares.is_owed(1.0, "flood")
     one = item("late", "quiet")
@@ -356,8 +356,8 @@ def test_calls_at_other_gateways_count() -> None:
     assert shares.arrived(1.1, one)
     shares.enter(one)
     assert shares.is_owed(1.1, "quiet")
-    shares.on_others(2.0, {"waits": TenantLoad(0, 5, 1.0)})
+    shares.on_others(2.0, PoolLoad({"waits": TenantLoad(0, 5, 1.0, 0.0)}), 2)
     assert "waits" in shares.bounds(40.0)
-    shares.on_others(3.0, {})
+    shares.on_others(3.0, NO_LOAD, 2)
     assert "waits" not in shares.bounds(40.0)
-    assert shares.loads() == {"flood": TenantLoad(20, 0, 1.0), "quiet": TenantLoad(1, 0, 1.0)}
+    assert shares.load(3.0).tenants == {"flood": TenantLoad(20, 0, 1.0, 0.0), "quiet": TenantLoad(1, 0, 1.0, 0.0)}

@@ -17,6 +17,7 @@ from tidegate_gateway.observe import background_loop
 from tidegate_gateway.store import prompt_stream, store_contract, store_link
 from tidegate_gateway.workflows import workflow_service
 from tidegate_policy import gateway_core
+from tidegate_policy.admit import tenant_load
 from tidegate_policy.model import WorkflowId
 
 logger = logging.getLogger("tidegate.gateway")
@@ -65,7 +66,8 @@ class PoolExchange:
             if self._link.up:
                 logger.error("%s: workflows are shed until the store answers", error)
             self._link.up = False
-            self._core.dispatcher.tenants.on_others(self._clock(), {})  # what was known of them grows old
+            # What was known of the tenants grows old.
+            self._core.dispatcher.tenants.on_others(self._clock(), tenant_load.NO_LOAD, 1)
         else:
             if not self._link.up:
                 logger.warning("the store answers")
@@ -75,10 +77,10 @@ class PoolExchange:
         own = {engine.facts.id: engine.own for engine in self._core.engines if engine.own}
         choices = self._policy.choices
         sent_at_s = self._clock()
-        learned = await store.exchange(own, self._core.dispatcher.tenants.loads())
+        learned = await store.exchange(own, self._core.dispatcher.tenants.load(sent_at_s))
         if learned.now_s is not None:
             self._pool_clock.on_exchange(learned.now_s, sent_at_s=sent_at_s, answered_at_s=self._clock())
-        self._core.dispatcher.tenants.on_others(self._clock(), learned.tenants)
+        self._core.dispatcher.tenants.on_others(self._clock(), learned.tenants, learned.gateways)
         self._directory.on_others(learned.others)
         self._placements.cancel_workflows(map(WorkflowId, learned.cancelled))
         self._policy.follow(learned, choices=choices)

@@ -1,10 +1,12 @@
 """What do the scripts of the store answer? Their JSON becomes the values of `store_contract`."""
 
 import itertools
+import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tidegate_gateway.store import store_contract
+from tidegate_policy.admit.tenant_load import PoolLoad, TenantLoad
 
 
 def rows(value: object) -> Iterable[Any]:
@@ -15,6 +17,42 @@ def rows(value: object) -> Iterable[Any]:
 def entries(value: object) -> Iterable[tuple[str, Any]]:
     """The entries of all objects in a Lua list. An empty object may arrive as a list."""
     return itertools.chain.from_iterable(item.items() for item in rows(value) if isinstance(item, dict))
+
+
+def told(load: PoolLoad) -> dict[str, Any]:
+    """What the other gateways are told of the tenants, as `pool_load` reads it."""
+    return {
+        "tenants": _lists(load.tenants),
+        "places": load.places,
+        "parts": {key: _lists(tenants) for key, tenants in load.parts.items()},
+    }
+
+
+def _lists(loads: Mapping[str, TenantLoad]) -> dict[str, list[float]]:
+    return {tenant: list(load) for tenant, load in loads.items()}
+
+
+def pool_load(answer: object) -> PoolLoad:
+    """What tenants have at all other gateways, and the places that these have learned on average."""
+    gateways = [item for item in rows(answer) if isinstance(item, dict)]
+    places = [item["places"] for item in gateways if isinstance(item.get("places"), int | float)]
+    parts: dict[str, list[object]] = {}
+    for key, loads in entries([item.get("parts") for item in gateways]):
+        parts.setdefault(key, []).append(loads)
+    return PoolLoad(
+        _tenant_loads([item.get("tenants") for item in gateways]),
+        statistics.fmean(places) if places else None,
+        {key: _tenant_loads(loads) for key, loads in parts.items()},
+    )
+
+
+def _tenant_loads(gateways: object) -> dict[str, TenantLoad]:
+    """The sums of what several gateways told."""
+    loads: dict[str, TenantLoad] = {}
+    for tenant, (entered, waiting, weight, rate) in entries(gateways):
+        known = loads.get(tenant, TenantLoad(0, 0, weight, 0.0))
+        loads[tenant] = TenantLoad(known.entered + entered, known.waiting + waiting, known.weight, known.rate + rate)
+    return loads
 
 
 def chosen(answer: object) -> dict[str, Any]:

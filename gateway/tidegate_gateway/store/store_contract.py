@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 from tidegate_gateway import stage_declaration
 from tidegate_gateway.store import tenant_ids
-from tidegate_policy.admit.tenant_load import TenantLoad
+from tidegate_policy.admit.tenant_load import NO_LOAD, PoolLoad
 from tidegate_policy.model import Backlog, EngineId
 
 State = Literal["running", "done", "cancelled", "expired"]
@@ -130,7 +130,7 @@ class Exchange:
     """The answer to one exchange with the other gateways."""
 
     others: Mapping[EngineId, Backlog] = field(default_factory=dict)
-    tenants: Mapping[str, TenantLoad] = field(default_factory=dict)
+    tenants: PoolLoad = NO_LOAD
     """What tenants have at the other gateways, together."""
     gateways: int = 1
     """Gateways of the pool that live, this one included."""
@@ -202,7 +202,7 @@ class Store(Protocol):
     async def forget(self, gateway: str, limit: int) -> bool:
         """Takes a dead gateway's calls out of their workflows; False while some are left."""
 
-    async def exchange(self, backlogs: Mapping[EngineId, Backlog], tenants: Mapping[str, TenantLoad]) -> Exchange:
+    async def exchange(self, backlogs: Mapping[EngineId, Backlog], tenants: PoolLoad = NO_LOAD) -> Exchange:
         """Tells the others what this gateway has, and renews the lease. A gateway whose lease expired is dead, but only
         after one full lease of uninterrupted exchanges."""
 

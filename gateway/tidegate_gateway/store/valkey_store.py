@@ -24,7 +24,7 @@ from redis.asyncio import retry
 
 from tidegate_gateway import gateway_settings, loop_steps, stage_declaration
 from tidegate_gateway.store import store_answers, store_contract
-from tidegate_policy.admit.tenant_load import TenantLoad
+from tidegate_policy.admit.tenant_load import NO_LOAD, PoolLoad
 from tidegate_policy.model import Backlog, EngineId
 
 T = TypeVar("T")
@@ -176,7 +176,7 @@ class Valkey:
         return True
 
     async def exchange(
-        self, backlogs: Mapping[EngineId, Backlog], tenants: Mapping[str, TenantLoad]
+        self, backlogs: Mapping[EngineId, Backlog], tenants: PoolLoad = NO_LOAD
     ) -> store_contract.Exchange:
         own = {engine: [item.calls, item.work_us, item.output_tokens] for engine, item in backlogs.items()}
         sync = functools.partial(
@@ -184,7 +184,7 @@ class Valkey:
             "sync",
             lease_ms=round(self._settings.lease_s * 1000),
             backlogs=own,
-            tenants={name: list(load) for name, load in tenants.items()},
+            tenants=store_answers.told(tenants),
             since_ms=self._since_ms,
             most=MOST_CANCELLED,
         )
@@ -197,13 +197,9 @@ class Valkey:
         for engine, (calls, work_us, output_tokens) in store_answers.entries(answer["others"]):
             more = Backlog(calls=calls, work_us=work_us, output_tokens=output_tokens)
             others[EngineId(engine)] = others.get(EngineId(engine), Backlog()) + more
-        loads: dict[str, TenantLoad] = {}
-        for tenant, (entered, waiting, weight) in store_answers.entries(answer["tenants"]):
-            known = loads.get(tenant, TenantLoad(0, 0, weight))
-            loads[tenant] = TenantLoad(known.entered + entered, known.waiting + waiting, known.weight)
         return store_contract.Exchange(
             others=others,
-            tenants=loads,
+            tenants=store_answers.pool_load(answer["tenants"]),
             gateways=answer["gateways"],
             dead=tuple(gateway for gateway in store_answers.rows(answer["dead"]) if gateway != self.gateway),
             cancelled=tuple(store_answers.rows(answer["cancelled"])),

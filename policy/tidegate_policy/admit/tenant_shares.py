@@ -24,12 +24,13 @@ of the engines' limits.
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 
 from tidegate_policy import policies
 from tidegate_policy.admit import held_calls, saturation
-from tidegate_policy.admit.tenant_load import TenantLoad
+from tidegate_policy.admit.tenant_load import PoolLoad
+from tidegate_policy.admit.tenant_record import LATE_S, TenantRecord
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import Policy, QueuedRequest
 
@@ -38,8 +39,6 @@ HEADROOM = 1.8
 KEEPS = 2.0
 """The factor of the headroom of a tenant that sends no more work than its part. How many places its calls take depends on
 the others too, and how much work it sends does not."""
-LATE_S = 20.0
-"""The work of a tenant of late decays with this time."""
 FLOODING = 2.0
 """A tenant that wants more than so many times its bound floods the pool."""
 ACTIVE_S = 30.0
@@ -69,46 +68,10 @@ FEW, EACH_S = 32, 5e-5
 """The bounds of more tenants count for so long for each of them, so that they take a bounded part of the time."""
 
 
+LEAST_RATE = 1e-3
+"""Of the pool's time; who sends less work, and has no calls, is not told of."""
 MOST_TOLD = 64
 """Tenants of which a gateway tells the others, those that want the most."""
-
-
-@dataclass(slots=True)
-class _Tenant:
-    held: held_calls.HeldCalls
-    waiting: int = 0
-    """Held calls."""
-    weight: float = 1.0
-    seen_at_s: float = -math.inf
-    entered: int = 0
-    """Sequences in the queue or at engines."""
-    keeps: bool = False
-    """It sent no more work than its part, when the bounds were computed."""
-    above: float = math.inf
-    below: float = -math.inf
-    """The bounds of all tenants stay as they were computed while this one wants more than `above` and less than `below`."""
-    sent_s: float = 0.0
-    """The work that it sent of late, in seconds of the whole pool, as it was at `sent_at_s`."""
-    sent_at_s: float = 0.0
-    prompts: dict[CallId, float] = field(default_factory=dict)
-    """The calls that entered during a flood and compute their prompts, each with the instant at which it counts no more."""
-
-    elsewhere: int = 0
-    """Sequences that entered at other gateways."""
-    waiting_elsewhere: int = 0
-
-    @property
-    def has(self) -> int:
-        """Sequences in the queues of all gateways or at engines."""
-        return self.entered + self.elsewhere
-
-    @property
-    def wanted(self) -> int:
-        return self.entered + self.waiting + self.elsewhere + self.waiting_elsewhere
-
-    def rate(self, now: float) -> float:
-        """The part of the pool's time that the work takes that it sent of late."""
-        return self.sent_s * math.exp(-max(now - self.sent_at_s, 0.0) / LATE_S) / LATE_S
 
 
 class TenantShares:
@@ -144,7 +107,7 @@ class TenantShares:
         """The part of the pool's time for each unit of weight."""
         self._bounded = bounded
         self._policy = policy
-        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
+        self._tenants: OrderedDict[str, TenantRecord] = OrderedDict()
         """The one seen least recently first."""
         self._held = 0
         self._entered = 0
@@ -152,8 +115,12 @@ class TenantShares:
         """Sequences that entered at other gateways."""
         self._others_have = False
         """Some tenant has calls at other gateways."""
+        self._gateways = 1
+        """Of the pool; this one is counted."""
         self._means = saturation.Means()
         """Of the calls that were answered."""
+        self._told_places: float | None = None
+        """The places that the answers of other gateways have shown."""
 
     def __len__(self) -> int:
         """Held calls."""
@@ -168,10 +135,11 @@ class TenantShares:
         """Sequences that saturate the pool; infinite without bounds."""
         if not self._bounded:
             return math.inf
-        limits, means = self._limits(), self._means
-        if means.count < FIRST_CALLS or means.demand_s <= 0.0:
+        limits, learned = self._limits(), self._learned_places()
+        learned = self._told_places if learned is None else learned
+        if learned is None:
             return limits
-        return max(means.alone_s / means.demand_s, limits * LEAST_OF_LIMITS if math.isfinite(limits) else 0.0)
+        return max(learned, limits * LEAST_OF_LIMITS if math.isfinite(limits) else 0.0)
 
     def observe(self, service_s: float, demand_s: float) -> None:
         """A call was answered that takes `service_s` seconds alone, and `demand_s` of the whole pool."""
@@ -212,9 +180,9 @@ class TenantShares:
         """Whether the call, whose work was counted, enters now. If not, it is held."""
         tenant = self._known(item.call.tenant)
         if not tenant.waiting and (
-            self._entered + self._elsewhere < self.places
-            or len(self._tenants) == 1
-            or self._free(tenant, self._bounds(now)[0].get(item.call.tenant, LEAST_PLACES)) > self._full_at
+            len(self._tenants) == 1
+            or self._is_idle(now, tenant)
+            or self._free(now, tenant, self._bounds(now)[0].get(item.call.tenant, LEAST_PLACES)) > self._full_at
         ):
             return True
         self.hold(now, item)
@@ -255,29 +223,30 @@ class TenantShares:
             self._looked = bounds if unfair else {}
         return not self._looked
 
-    def loads(self) -> dict[str, TenantLoad]:
-        """What the tenants have at this gateway, those that want the most."""
-        loads = [
-            (name, TenantLoad(tenant.entered, tenant.waiting, tenant.weight))
-            for name, tenant in self._tenants.items()
-            if tenant.entered or tenant.waiting
-        ]
+    def load(self, now: float) -> PoolLoad:
+        """What the tenants have at this gateway, those that want the most. The caller tells the others."""
+        told = [(name, tenant.load(now)) for name, tenant in self._tenants.items()]
+        loads = [(name, load) for name, load in told if load.entered or load.waiting or load.rate > LEAST_RATE]
         loads.sort(key=lambda item: item[1].entered + item[1].waiting, reverse=True)
-        return dict(loads[:MOST_TOLD])
+        return PoolLoad(dict(loads[:MOST_TOLD]), self._learned_places())
 
-    def on_others(self, now: float, loads: Mapping[str, TenantLoad]) -> None:
-        """What the tenants have at the other gateways. These tenants compete here too."""
+    def on_others(self, now: float, told: PoolLoad, gateways: int) -> None:
+        """What the tenants have at the other gateways. These tenants compete here too. The pool has so many gateways."""
+        loads = told.tenants
+        self._gateways, self._told_places = gateways, told.places
         if not loads and not self._others_have:
             return
         self._others_have = bool(loads)
         for tenant in self._tenants.values():
             tenant.elsewhere = tenant.waiting_elsewhere = 0
+            tenant.rate_elsewhere = 0.0
         for name, load in loads.items():
             tenant = self._known(name)
             if tenant.seen_at_s == -math.inf and not tenant.wanted:
                 tenant.weight = max(load.weight, 1e-3)
-            tenant.elsewhere, tenant.waiting_elsewhere = load.entered, load.waiting
-            tenant.seen_at_s = max(tenant.seen_at_s, now)
+            tenant.elsewhere, tenant.waiting_elsewhere, tenant.rate_elsewhere = load.entered, load.waiting, load.rate
+            if load.entered or load.waiting:
+                tenant.seen_at_s = max(tenant.seen_at_s, now)
         self._elsewhere = sum([load.entered for load in loads.values()])
         self._bounds_hold = False
         self._bounds_until_s = -math.inf
@@ -286,6 +255,11 @@ class TenantShares:
     def bounds(self, now: float) -> dict[str, float]:
         """Places of each active tenant; infinite for one that is alone."""
         return self._bounds(now)[0]
+
+    def elsewhere(self, name: str) -> int:
+        """Sequences of a tenant that entered at other gateways."""
+        tenant = self._tenants.get(name)
+        return 0 if tenant is None else tenant.elsewhere
 
     def held_by_tenant(self) -> dict[str, int]:
         """Held calls of each tenant that has some."""
@@ -354,7 +328,7 @@ class TenantShares:
         bounds, flooding = self._bounds(now)
         for name in self._releasable(now, bounds, flooding):
             tenant = self._tenants[name]
-            floods, free = name in flooding, self._free(tenant, bounds[name])
+            floods, free = name in flooding, self._free(now, tenant, bounds[name])
             while tenant.waiting and free > self._full_at and not (floods and len(tenant.prompts) >= engines):
                 item = tenant.held.pop(now)
                 self._count_held(tenant, -1)
@@ -365,9 +339,18 @@ class TenantShares:
                 items.append(item)
         return items
 
-    def _free(self, tenant: _Tenant, bound: float) -> float:
-        """Places that the tenant may take beyond those that it has; one at least if it has none."""
-        free = bound - tenant.has
+    def _is_idle(self, now: float, tenant: TenantRecord) -> bool:
+        """Whether places of the pool are free, whatever the tenant may have gained at other gateways."""
+        free = self.places - self._entered - self._elsewhere
+        if free > 0.0 and self._gateways > 1 and not self._keeps(now, tenant):
+            free = tenant.free(free + tenant.has, self._gateways)
+        return free > 0.0
+
+    def _free(self, now: float, tenant: TenantRecord, bound: float) -> float:
+        """Places that the tenant may take beyond those that it has; one at least if it has none. What it may have gained at
+        other gateways does not count if it sends no more work than its part."""
+        gateways = 1 if self._gateways == 1 or self._keeps(now, tenant) else self._gateways
+        free = tenant.free(bound, gateways)
         return free if tenant.entered or free >= 1.0 else 1.0
 
     def _releasable(self, now: float, bounds: dict[str, float], flooding: Collection[str]) -> list[str]:
@@ -379,7 +362,7 @@ class TenantShares:
                 continue
             if tenant.prompts and name in flooding:
                 tenant.prompts = {call_id: until_s for call_id, until_s in tenant.prompts.items() if until_s > now}
-            if self._free(tenant, bound) > self._full_at:
+            if self._free(now, tenant, bound) > self._full_at:
                 found.append(name)
         if len(found) > 1 and self._bounds_hold:  # the bounds may be older than the order
             found = self._by_wants([name for name in self._tenants if name in found])
@@ -403,19 +386,20 @@ class TenantShares:
         self._bounds_until_s = now + known * EACH_S if competing and known > FEW else -math.inf
         return self._bounds_found
 
-    def _count_held(self, tenant: _Tenant, more: int) -> None:
+    def _count_held(self, tenant: TenantRecord, more: int) -> None:
         tenant.waiting += more
         self._held += more
         self._wants(tenant)
 
-    def _wants(self, tenant: _Tenant) -> None:
+    def _wants(self, tenant: TenantRecord) -> None:
         """What the tenant wants has changed."""
         if not tenant.above < tenant.wanted < tenant.below:
             self._bounds_hold = False
 
-    def _keeps(self, now: float, tenant: _Tenant) -> bool:
+    def _keeps(self, now: float, tenant: TenantRecord) -> bool:
         """Whether the tenant sent no more work of late than its part."""
-        return self._means.count >= FIRST_CALLS and tenant.rate(now) <= self._bounds_rate * tenant.weight
+        rate = tenant.rate(now) + tenant.rate_elsewhere
+        return self._means.count >= FIRST_CALLS and rate <= self._bounds_rate * tenant.weight
 
     def _by_wants(self, names: list[str]) -> list[str]:
         """The tenants that want the least for their weight first."""
@@ -474,19 +458,23 @@ class TenantShares:
         self._bounds_hold_until_s = until_s
         return (bounds | flooding, flooding) if len(flooding) < len(names) else (bounds, ())
 
-    def _keeps_at_s(self, tenant: _Tenant) -> float:
+    def _keeps_at_s(self, tenant: TenantRecord) -> float:
         """The instant at which a tenant that sends nothing more has sent no more work than its part."""
-        excess = tenant.sent_s / (LATE_S * self._bounds_rate * tenant.weight)
-        return tenant.sent_at_s + LATE_S * math.log(excess)
+        most = self._bounds_rate * tenant.weight - tenant.rate_elsewhere
+        return tenant.sent_at_s + LATE_S * math.log(tenant.sent_s / (LATE_S * most)) if most > 0.0 else math.inf
 
-    def _known(self, name: str) -> _Tenant:
+    def _known(self, name: str) -> TenantRecord:
         tenant = self._tenants.get(name)
         if tenant is None:
             if len(self._tenants) >= MAX_TENANTS:
                 self._forget_one()
-            tenant = self._tenants[name] = _Tenant(held_calls.HeldCalls(self._own_policy()))
+            tenant = self._tenants[name] = TenantRecord(held_calls.HeldCalls(self._own_policy()))
             self._bounds_hold = False
         return tenant
+
+    def _learned_places(self) -> float | None:
+        means = self._means
+        return means.alone_s / means.demand_s if means.count >= FIRST_CALLS and means.demand_s > 0.0 else None
 
     def _own_policy(self) -> Policy:
         return policies.create(self._policy.name, self._policy.parameters)

@@ -10,18 +10,22 @@ A part has few places, so its shares have no headroom: together they are no more
 the tenants.
 """
 
+import hashlib
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from tidegate_policy.admit.tenant_load import TenantLoad
+from tidegate_policy.admit.tenant_load import NO_LOAD, PoolLoad, TenantLoad
 from tidegate_policy.admit.tenant_shares import ACTIVE_S, TenantShares
 from tidegate_policy.dispatch.call_records import Out
 from tidegate_policy.dispatch.engine_table import EngineTable
 from tidegate_policy.model import Call, CallId, EngineId
 from tidegate_policy.policies import Policy, QueuedRequest
 
+PARTS_TOLD, TENANTS_TOLD = 8, 16
+"""Parts of which a gateway tells the others, those used last, and tenants of each, those that want the most."""
 MOST_PARTS = 64
 """Parts with shares of their own at a time. Calls confined to further ones have the shares of the whole pool alone."""
 CHECK_S = 0.5
@@ -44,6 +48,11 @@ class _Part:
     """Those of them that wait for an engine."""
     at_engines: dict[str, int] = field(default_factory=dict)
     """Sequences of each tenant at these engines; no entry is 0."""
+
+    @property
+    def key(self) -> str:
+        """The same at all gateways."""
+        return hashlib.blake2b("\n".join(sorted(self.engines)).encode(), digest_size=8).hexdigest()
 
     def enter(self, item: QueuedRequest) -> None:
         """The part lets the call in, unless it did before."""
@@ -78,13 +87,15 @@ class _Part:
 
     def owed(self, now: float) -> list[CallId]:
         """The calls in the queue of tenants that have less than their shares of these engines, while others have more."""
-        bounds = self.shares.bounds(now)
-        if not any(count > bounds.get(tenant, count) for tenant, count in self.at_engines.items()):
+        bounds, elsewhere = self.shares.bounds(now), self.shares.elsewhere
+        if not any(
+            count + elsewhere(tenant) > bounds.get(tenant, math.inf) for tenant, count in self.at_engines.items()
+        ):
             return []
         found: list[CallId] = []
         more: dict[str, int] = {}
         for call in self.queue.values():
-            has = self.at_engines.get(call.tenant, 0) + more.get(call.tenant, 0)
+            has = self.at_engines.get(call.tenant, 0) + more.get(call.tenant, 0) + elsewhere(call.tenant)
             if not has or has + call.sequences <= bounds.get(call.tenant, 0.0):
                 found.append(call.id)
                 more[call.tenant] = more.get(call.tenant, 0) + call.sequences
@@ -101,6 +112,9 @@ class PoolShares:
         self._whole = TenantShares(policy, bounded=bounded, limits=engines.limits)
         self._parts: dict[frozenset[EngineId], _Part] = {}
         self._part_of: dict[CallId, _Part] = {}
+        self._told = NO_LOAD
+        """What the other gateways told."""
+        self._gateways = 1
 
     def __len__(self) -> int:
         """Held calls."""
@@ -123,13 +137,21 @@ class PoolShares:
         """A call was answered that takes `service_s` seconds alone, and `demand_s` of the whole pool."""
         self._whole.observe(service_s, demand_s)
 
-    def loads(self) -> dict[str, TenantLoad]:
-        """What the tenants have at this gateway, for the others."""
-        return self._whole.loads()
+    def load(self, now: float) -> PoolLoad:
+        """What the tenants have at this gateway. The caller tells the others."""
+        parts: dict[str, Mapping[str, TenantLoad]] = {}
+        for part in sorted(self._parts.values(), key=lambda part: part.used_at_s, reverse=True):
+            tenants = part.shares.load(now).tenants
+            if tenants and len(parts) < PARTS_TOLD:
+                parts[part.key] = dict(itertools.islice(tenants.items(), TENANTS_TOLD))
+        return replace(self._whole.load(now), parts=parts)
 
-    def on_others(self, now: float, loads: Mapping[str, TenantLoad]) -> None:
-        """What the tenants have at other gateways. In a part each gateway counts its own calls."""
-        self._whole.on_others(now, loads)
+    def on_others(self, now: float, load: PoolLoad, gateways: int) -> None:
+        """What the tenants have at the other ones of so many gateways."""
+        self._told, self._gateways = load, gateways
+        self._whole.on_others(now, load, gateways)
+        for part in self._parts.values():
+            self._tell(now, part)
 
     def competes(self, now: float, call: Call) -> None:
         """A call of the tenant has come in."""
@@ -314,7 +336,12 @@ class PoolShares:
         part = self._parts[engines] = _Part(engines, shares, only, now, now)
         for each in out.values():
             part.on_sent(each.item, each.engine)
+        self._tell(now, part)
         return part
+
+    def _tell(self, now: float, part: _Part) -> None:
+        """The part learns what tenants have there by way of other gateways."""
+        part.shares.on_others(now, PoolLoad(self._told.parts.get(part.key, {})), self._gateways)
 
     def _places_of(self, engines: frozenset[EngineId]) -> float:
         """Sequences that saturate these engines: by their limits, their part of those that saturate the pool."""

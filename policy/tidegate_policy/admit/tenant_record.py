@@ -1,0 +1,73 @@
+"""What a gateway knows of a tenant: what it has and wants here and at other gateways, and how much it sent of late."""
+
+import math
+from dataclasses import dataclass, field
+
+from tidegate_policy.admit import held_calls
+from tidegate_policy.admit.tenant_load import TenantLoad
+from tidegate_policy.model import CallId
+
+LATE_S = 20.0
+"""The work of a tenant of late decays with this time."""
+
+
+@dataclass(slots=True)
+class TenantRecord:
+    """One tenant, as one gateway knows it."""
+
+    held: held_calls.HeldCalls
+    waiting: int = 0
+    """Held calls."""
+    weight: float = 1.0
+    seen_at_s: float = -math.inf
+    entered: int = 0
+    """Sequences in the queue or at engines."""
+    keeps: bool = False
+    """It sent no more work than its part, when the bounds were computed."""
+    above: float = math.inf
+    below: float = -math.inf
+    """The bounds of all tenants stay as they were computed while this one wants more than `above` and less than `below`."""
+    sent_s: float = 0.0
+    """The work that it sent of late, in seconds of the whole pool, as it was at `sent_at_s`."""
+    sent_at_s: float = 0.0
+    prompts: dict[CallId, float] = field(default_factory=dict)
+    """The calls that entered during a flood and compute their prompts, each with the instant at which it counts no more."""
+
+    elsewhere: int = 0
+    """Sequences that entered at other gateways."""
+    waiting_elsewhere: int = 0
+    rate_elsewhere: float = 0.0
+    """As `rate`, of the work that it sent to other gateways."""
+    told: int = 0
+    """`entered`, as this gateway told the others last."""
+    told_before: int = 0
+    """`entered`, as this gateway told them the time before: by now they have answered that with what they had then."""
+
+    @property
+    def has(self) -> int:
+        """Sequences in the queues of all gateways or at engines."""
+        return self.entered + self.elsewhere
+
+    @property
+    def wanted(self) -> int:
+        return self.entered + self.waiting + self.elsewhere + self.waiting_elsewhere
+
+    def load(self, now: float) -> TenantLoad:
+        """What the other gateways are told of the tenant."""
+        self.told_before, self.told = self.told, self.entered
+        return TenantLoad(self.entered, self.waiting, self.weight, self.rate(now))
+
+    def free(self, bound: float, gateways: int) -> float:
+        """Sequences that may enter here within a bound on all gateways. What the tenant has gained here since gateways told
+        each other what it has, it may have gained at each of the others too."""
+        free = bound - self.has
+        if gateways == 1:
+            return free
+        gained = self.entered - self.told_before
+        free -= max(gained, 0) * (gateways - 1)
+        lost = max(-gained, 0)
+        return free if free <= lost else lost + (free - lost) / gateways
+
+    def rate(self, now: float) -> float:
+        """The part of the pool's time that the work takes that it sent here of late."""
+        return self.sent_s * math.exp(-max(now - self.sent_at_s, 0.0) / LATE_S) / LATE_S

@@ -1,0 +1,132 @@
+"""A tenant whose calls come by way of several gateways has no more than its share of the pool together."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate_policy import policies
+from tidegate_policy.admit.tenant_load import PoolLoad, TenantLoad
+from tidegate_policy.admit.tenant_shares import FIRST_CALLS, TenantShares
+from tidegate_policy.model import Call, CallId
+from tidegate_policy.policies import QueuedRequest
+
+PLACES = 40
+SERVICE_S = 100.0
+"""Of a call, which stays longer than a test looks."""
+SYNC_S, STEP_S = 1.0, 0.1
+
+
+class Pool:
+    """Some gateways that tell each other what tenants have. `taught` of them know from answers what saturates the pool; to
+    the others the engines seem to have twice the places."""
+
+    def __init__(self, gateways: int, rng: random.Random, *, taught: int) -> None:
+        self.now, self.calls = 0.0, 0
+        self.rng = rng
+        self.gateways = [
+            TenantShares(policies.create("fcfs"), bounded=True, limits=lambda: 2.0 * PLACES) for _ in range(gateways)
+        ]
+        for shares in self.gateways[:taught]:
+            for _ in range(FIRST_CALLS):
+                shares.observe(SERVICE_S, SERVICE_S / PLACES)
+        self.has: Counter[str] = Counter()
+        """The calls of each tenant that have entered, at all gateways."""
+        self.told: dict[int, PoolLoad] = {}
+        self.next_s = [rng.uniform(0.0, SYNC_S) for _ in range(gateways)]
+
+    def arrive(self, gateway: int, tenant: str, count: int) -> None:
+        shares = self.gateways[gateway]
+        for _ in range(count):
+            self.calls += 1
+            call = Call(
+                id=CallId(str(self.calls)), arrived_at_s=self.now, prompt_tokens=1, output_predicted=1, tenant=tenant
+            )
+            item = QueuedRequest(call=call, service_s=SERVICE_S)
+            shares.competes(self.now, call)
+            if shares.arrived(self.now, item):
+                self.enter(shares, item)
+
+    def run(self, seconds: float) -> None:
+        for _ in range(round(seconds / STEP_S)):
+            self.now += STEP_S
+            for gateway in self.rng.sample(range(len(self.gateways)), len(self.gateways)):
+                if self.next_s[gateway] <= self.now:
+                    self.exchange(gateway)
+                    self.next_s[gateway] = self.now + SYNC_S * self.rng.uniform(0.8, 1.2)
+                for item in self.gateways[gateway].release(self.now, 1000, lambda call: 0.0):
+                    self.enter(self.gateways[gateway], item)
+
+    def enter(self, shares: TenantShares, item: QueuedRequest) -> None:
+        shares.enter(item)
+        self.has[item.call.tenant] += 1
+
+    def exchange(self, gateway: int) -> None:
+        self.told[gateway] = self.gateways[gateway].load(self.now)
+        others = [load for other, load in self.told.items() if other != gateway]
+        tenants: dict[str, TenantLoad] = {}
+        for load in others:
+            for name, more in load.tenants.items():
+                known = tenants.get(name, TenantLoad(0, 0, more.weight, 0.0))
+                tenants[name] = TenantLoad(
+                    known.entered + more.entered, known.waiting + more.waiting, more.weight, known.rate + more.rate
+                )
+        places = [load.places for load in others if load.places is not None]
+        load = PoolLoad(tenants, sum(places) / len(places) if places else None)
+        self.gateways[gateway].on_others(self.now, load, len(self.gateways))
+
+
+@given(st.integers(2, 8), st.integers(0, 2**32))
+def test_a_flood_by_way_of_all_gateways_gets_the_share_of_one_tenant(gateways: int, seed: int) -> None:
+    pool = Pool(gateways, random.Random(seed), taught=1)
+    pool.arrive(0, "honest", 2)
+    pool.run(3 * SYNC_S)  # they tell each other what saturates the pool
+    for _ in range(5):
+        for gateway in range(gateways):
+            pool.arrive(gateway, "flood", 30)
+        pool.run(pool.rng.uniform(0.0, 1.0))
+        assert pool.has["flood"] <= PLACES + gateways
+    pool.run(20.0)
+    assert pool.has["flood"] <= PLACES + gateways
+    assert pool.has["honest"] == 2
+
+
+@pytest.mark.parametrize("gateways", [2, 4, 8])
+def test_a_flood_by_way_of_one_gateway_gets_its_whole_share_in_time(gateways: int) -> None:
+    pool = Pool(gateways, random.Random(gateways), taught=gateways)
+    pool.arrive(0, "honest", 2)
+    pool.run(3 * SYNC_S)
+    pool.arrive(1, "flood", 400)
+    assert pool.has["flood"] <= PLACES // gateways + 1
+    pool.run(6.0 * gateways)
+    assert PLACES - 2 - gateways <= pool.has["flood"] <= PLACES
+
+
+@pytest.mark.parametrize("gateways", [2, 8])
+def test_a_tenant_that_keeps_to_its_part_waits_for_no_news(gateways: int) -> None:
+    pool = Pool(gateways, random.Random(gateways), taught=gateways)
+    pool.arrive(1, "flood", 400)
+    pool.run(10.0)
+    before = len(pool.gateways[0])
+    pool.arrive(
+        0, "honest", 3
+    )  # of 20 places; at 8 gateways it would else have to be known at how many others they are
+    assert len(pool.gateways[0]) == before
+    assert pool.has["honest"] == 3
+
+
+def test_work_that_a_tenant_sends_to_other_gateways_counts() -> None:
+    """At each of two gateways the tenant sends no more than its part, and together twice that."""
+    pool = Pool(2, random.Random(0), taught=2)
+    quiet, other = pool.gateways
+    for shares in pool.gateways:
+        pool.arrive(pool.gateways.index(shares), "other", 1)
+    pool.arrive(0, "both", 3)
+    pool.arrive(1, "both", 3)
+    assert quiet.bounds(0.0)["both"] > PLACES
+    pool.exchange(1)
+    pool.exchange(0)
+    assert quiet.bounds(0.1)["both"] < PLACES
+    assert other.load(0.1).tenants["both"].rate == pytest.approx(3 * SERVICE_S / PLACES / 20, rel=0.01)
