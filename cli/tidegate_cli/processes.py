@@ -5,6 +5,7 @@ ends a child when its parent dies, so even SIGKILL of the parent leaves no child
 """
 
 import asyncio
+import collections
 import contextlib
 import errno
 import os
@@ -137,13 +138,35 @@ def _silent_end(child: Child) -> str:
     return f"it {child.end()}, which is empty"
 
 
+_claims: collections.deque[socket.socket] = collections.deque()
+"""Sockets whose names tell which ports this process has given out of late."""
+_MOST_CLAIMS = 64
+
+
 def free_port() -> int:
-    """A port below those that the kernel gives to outgoing connections, so it stays free until a process takes it."""
+    """A port below those that the kernel gives to outgoing connections, so it stays free until a process takes it. On Linux
+    no process, this one included, gets a port that was given out a moment ago."""
     while True:
         port = random.randrange(12_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            _claim(port)
             return port
+
+
+def _claim(port: int) -> None:
+    """Raises `OSError` if the port has been given out."""
+    if sys.platform != "linux":
+        return
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0tidegate-port-{port}")  # an abstract name: it leaves no file, and goes with the socket
+    except OSError:
+        claim.close()
+        raise
+    _claims.append(claim)
+    if len(_claims) > _MOST_CLAIMS:
+        _claims.popleft().close()
 
 
 def check_free(host: str, port: int, option: str) -> None:

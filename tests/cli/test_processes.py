@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pathlib
+import random
 import socket
 import sys
 
@@ -177,3 +178,13 @@ def test_a_port_in_use_gives_one_sentence_with_the_option_to_change() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(Failed, match=rf"port {port} on 127.0.0.1 cannot be used .*; choose another by --port"):
             processes.check_free("127.0.0.1", port, "--port")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ports are claimed by abstract socket names")
+def test_a_port_is_given_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two, three = (processes.free_port() for _ in range(3))
+    while processes._claims:
+        processes._claims.pop().close()
+    numbers = iter([one, one, two, one, two, three])
+    monkeypatch.setattr(random, "randrange", lambda *bounds: next(numbers))
+    assert [processes.free_port() for _ in range(3)] == [one, two, three]

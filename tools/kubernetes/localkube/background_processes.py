@@ -7,12 +7,12 @@ beside the others, whose tail is part of the error when a process ends early.
 import collections
 import contextlib
 import pathlib
-import random
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+
+from tidegate_cli import processes
 
 STOP_S = 2.0
 """Seconds between SIGTERM and SIGKILL: the API server takes much longer to stop politely, and nobody needs that."""
@@ -103,13 +103,5 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports that are free now. They lie below those that the kernel gives to outgoing connections, so they stay
-    free until a process takes them."""
-    with contextlib.ExitStack() as stack:
-        free: list[int] = []
-        while len(free) < count:
-            probe, port = stack.enter_context(socket.socket()), random.randrange(12_000, 32_000)
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                free.append(port)
-        return free
+    """Loopback ports that are free now, and stay free until a process takes them."""
+    return [processes.free_port() for _ in range(count)]
