@@ -130,9 +130,7 @@ class History:
         assert entered(shares._whole) == counted(calls[name] for name in (*in_queue, *sent))
         for part in shares._parts.values():
             assert {*part.entered} == {name for name, its in shares._part_of.items() if its is part}
-            assert {name for name, has in part.entered.items() if has} == part.entered.keys() & (
-                in_queue | whole | {*sent}
-            )
+            assert {name for name, has in part.entered.items() if has} == part.entered.keys() & (in_queue | {*sent})
             assert {item.call.id for item in part.shares} == part.entered.keys() & (held - whole)
             assert {*part.queue} == part.entered.keys() & in_queue
             there = {name: known for name, known in sent.items() if self.out[name] in part.engines}

@@ -9,6 +9,7 @@ import pytest
 from test_dispatcher import Gate, call
 
 from tidegate_policy import policies
+from tidegate_policy.admit.tenant_load import PoolLoad
 from tidegate_policy.admit.tenant_shares import TenantShares
 from tidegate_policy.dispatch.core_actions import Action, Send, Shed
 from tidegate_policy.model import Call, CallId, DropReason, EngineId
@@ -22,11 +23,17 @@ SERVICE_S = 1.0
 """Every call keeps its place at an engine for so long."""
 
 
+def taught(gate: Gate) -> Gate:
+    """A new gateway that was told that as many calls saturate the pool as the engines may have."""
+    gate.tenants.on_others(0.0, PoolLoad(places=gate.table.limits()), 1)
+    return gate
+
+
 class Pool:
     """Engines of six places, and two more for tenants that have too few."""
 
     def __init__(self, policy: str, engines: int = 4) -> None:
-        self.gate = Gate(policy, max_inflight="auto", engines=engines)  # type: ignore[arg-type]
+        self.gate = taught(Gate(policy, max_inflight="auto", engines=engines))  # type: ignore[arg-type]
         self.ends: list[tuple[float, CallId]] = []
         self.sent_at_s: dict[str, float] = {}
 
@@ -139,7 +146,7 @@ class Live(Container[EngineId]):
 
 
 def test_held_calls_go_to_engines_that_get_their_adapter() -> None:
-    gate = Gate("fcfs", max_inflight="auto", engines=4)  # type: ignore[arg-type]
+    gate = taught(Gate("fcfs", max_inflight="auto", engines=4))  # type: ignore[arg-type]
     adapter = Live("e0")
     for number in range(100):
         gate.on_arrival(0.0, replace(call(f"a {number}"), tenant="a"), adapter)

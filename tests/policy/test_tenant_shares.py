@@ -5,6 +5,7 @@ import math
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -361,3 +362,16 @@ def test_calls_at_other_gateways_count() -> None:
     shares.on_others(3.0, NO_LOAD, 2)
     assert "waits" not in shares.bounds(40.0)
     assert shares.load(3.0).tenants == {"flood": TenantLoad(20, 0, 1.0, 0.0), "quiet": TenantLoad(1, 0, 1.0, 0.0)}
+
+
+def test_a_new_gateway_counts_on_what_its_calls_are_predicted_to_need() -> None:
+    shares = TenantShares(policies.create("fcfs"), bounded=True, limits=lambda: 64.0)
+    assert shares.places == 64, "nothing is known"
+    shares.expect(100.0, 5.0)
+    assert shares.places == pytest.approx(20)
+    shares.on_others(0.0, PoolLoad(places=30.0), 2)
+    assert shares.places == 30, "others have had answers"
+    assert shares.load(0.0).places is None, "this one has not"
+    for _ in range(FIRST_CALLS):
+        shares.observe(100.0, 1.0)
+    assert shares.places == shares.load(0.0).places == 48, "a quarter of the places is left free, whatever was learned"

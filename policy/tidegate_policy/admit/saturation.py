@@ -18,6 +18,11 @@ class Means:
     alone_s: float = 0.0
     demand_s: float = 0.0
 
+    @property
+    def places(self) -> float | None:
+        """Units that saturate the pool at the same time; None while no unit is known that takes time."""
+        return self.alone_s / self.demand_s if self.demand_s > 0.0 else None
+
     def observe(self, alone_s: float, demand_s: float) -> None:
         """A unit has ended that takes `alone_s` seconds alone, and `demand_s` of the whole pool."""
         self.count += 1

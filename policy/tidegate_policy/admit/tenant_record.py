@@ -59,11 +59,12 @@ class TenantRecord:
 
     def free(self, bound: float, gateways: int) -> float:
         """Sequences that may enter here within a bound on all gateways. What the tenant has gained here since gateways told
-        each other what it has, it may have gained at each of the others too."""
+        each other what it has, it may have gained at each of the others too. Calls that begin together end together, so the
+        others may have told what they had when nearly all had ended: the gain counts from the least that was told here."""
         free = bound - self.has
         if gateways == 1:
             return free
-        gained = self.entered - self.told_before
+        gained = self.entered - min(self.told_before, self.told)
         free -= max(gained, 0) * (gateways - 1)
         lost = max(-gained, 0)
         return free if free <= lost else lost + (free - lost) / gateways
@@ -71,3 +72,8 @@ class TenantRecord:
     def rate(self, now: float) -> float:
         """The part of the pool's time that the work takes that it sent here of late."""
         return self.sent_s * math.exp(-max(now - self.sent_at_s, 0.0) / LATE_S) / LATE_S
+
+    def keeps_at_s(self, part: float) -> float:
+        """The instant at which a tenant that sends nothing more here has sent no more than this part of the pool's time."""
+        most = part - self.rate_elsewhere
+        return self.sent_at_s + LATE_S * math.log(self.sent_s / (LATE_S * most)) if most > 0.0 else math.inf

@@ -60,14 +60,15 @@ LEAST_OF_LIMITS = 1 / 16
 """Of the sequences that the engines may have together, at least these are places. The learned number is a mean over the
 calls of all tenants, and many calls of one token, or an engine that reports false usage, would else leave the others next
 to nothing."""
+MOST_OF_LIMITS = 3 / 4
+"""Of the same sequences, at most these are places. Where engines batch without a loss the learned number is all that they
+can run. Then a flood would leave no place in a batch for the next call of another tenant until an answer ends."""
 LOOK_S = 0.05
 """How long a look at the places of all tenants counts."""
 MARGIN = 1e-6
 """Of sequences and seconds; errors of rounding are smaller."""
 FEW, EACH_S = 32, 5e-5
 """The bounds of more tenants count for so long for each of them, so that they take a bounded part of the time."""
-
-
 LEAST_RATE = 1e-3
 """Of the pool's time; who sends less work, and has no calls, is not told of."""
 MOST_TOLD = 64
@@ -119,6 +120,8 @@ class TenantShares:
         """Of the pool; this one is counted."""
         self._means = saturation.Means()
         """Of the calls that were answered."""
+        self._expected = saturation.Means()
+        """Of the calls that came before those answers, by their predictions."""
         self._told_places: float | None = None
         """The places that the answers of other gateways have shown."""
 
@@ -135,15 +138,25 @@ class TenantShares:
         """Sequences that saturate the pool; infinite without bounds."""
         if not self._bounded:
             return math.inf
-        limits, learned = self._limits(), self._learned_places()
-        learned = self._told_places if learned is None else learned
-        if learned is None:
-            return limits
-        return max(learned, limits * LEAST_OF_LIMITS if math.isfinite(limits) else 0.0)
+        limits = self._limits()
+        if self.is_new and self._told_places is not None:
+            return self._told_places
+        places = self._learned_places(limits, self._expected if self.is_new else self._means)
+        return limits if places is None else places
 
     def observe(self, service_s: float, demand_s: float) -> None:
         """A call was answered that takes `service_s` seconds alone, and `demand_s` of the whole pool."""
         self._means.observe(service_s, demand_s)
+        self._bounds_hold = False
+
+    @property
+    def is_new(self) -> bool:
+        """Too few calls were answered to tell the places."""
+        return self._means.count < FIRST_CALLS
+
+    def expect(self, service_s: float, demand_s: float) -> None:
+        """As `observe`, of a call that has come in. Counts while this gateway is new."""
+        self._expected.observe(service_s, demand_s)
         self._bounds_hold = False
 
     def competes(self, now: float, call: Call) -> None:
@@ -178,15 +191,19 @@ class TenantShares:
 
     def lets_in(self, now: float, item: QueuedRequest) -> bool:
         """Whether the call, whose work was counted, enters now. If not, it is held."""
-        tenant = self._known(item.call.tenant)
-        if not tenant.waiting and (
-            len(self._tenants) == 1
-            or self._is_idle(now, tenant)
-            or self._free(now, tenant, self._bounds(now)[0].get(item.call.tenant, LEAST_PLACES)) > self._full_at
-        ):
+        if not self._known(item.call.tenant).waiting and self.has_room(now, item.call.tenant):
             return True
         self.hold(now, item)
         return False
+
+    def has_room(self, now: float, name: str) -> bool:
+        """Whether a call of the tenant may enter, those that are held aside."""
+        tenant = self._known(name)
+        return (
+            len(self._tenants) == 1
+            or self._is_idle(tenant)
+            or self._free(tenant, self._bounds(now)[0].get(name, LEAST_PLACES)) > self._full_at
+        )
 
     def hold(self, now: float, item: QueuedRequest) -> None:
         """The call waits here; it has left if it had entered."""
@@ -228,7 +245,8 @@ class TenantShares:
         told = [(name, tenant.load(now)) for name, tenant in self._tenants.items()]
         loads = [(name, load) for name, load in told if load.entered or load.waiting or load.rate > LEAST_RATE]
         loads.sort(key=lambda item: item[1].entered + item[1].waiting, reverse=True)
-        return PoolLoad(dict(loads[:MOST_TOLD]), self._learned_places())
+        places = None if self.is_new else self._learned_places(self._limits(), self._means)
+        return PoolLoad(dict(loads[:MOST_TOLD]), places)
 
     def on_others(self, now: float, told: PoolLoad, gateways: int) -> None:
         """What the tenants have at the other gateways. These tenants compete here too. The pool has so many gateways."""
@@ -328,7 +346,7 @@ class TenantShares:
         bounds, flooding = self._bounds(now)
         for name in self._releasable(now, bounds, flooding):
             tenant = self._tenants[name]
-            floods, free = name in flooding, self._free(now, tenant, bounds[name])
+            floods, free = name in flooding, self._free(tenant, bounds[name])
             while tenant.waiting and free > self._full_at and not (floods and len(tenant.prompts) >= engines):
                 item = tenant.held.pop(now)
                 self._count_held(tenant, -1)
@@ -339,18 +357,14 @@ class TenantShares:
                 items.append(item)
         return items
 
-    def _is_idle(self, now: float, tenant: TenantRecord) -> bool:
+    def _is_idle(self, tenant: TenantRecord) -> bool:
         """Whether places of the pool are free, whatever the tenant may have gained at other gateways."""
         free = self.places - self._entered - self._elsewhere
-        if free > 0.0 and self._gateways > 1 and not self._keeps(now, tenant):
-            free = tenant.free(free + tenant.has, self._gateways)
-        return free > 0.0
+        return tenant.free(free + tenant.has, self._gateways) > 0.0
 
-    def _free(self, now: float, tenant: TenantRecord, bound: float) -> float:
-        """Places that the tenant may take beyond those that it has; one at least if it has none. What it may have gained at
-        other gateways does not count if it sends no more work than its part."""
-        gateways = 1 if self._gateways == 1 or self._keeps(now, tenant) else self._gateways
-        free = tenant.free(bound, gateways)
+    def _free(self, tenant: TenantRecord, bound: float) -> float:
+        """Places that the tenant may take beyond those that it has; one at least if it has none."""
+        free = tenant.free(bound, self._gateways)
         return free if tenant.entered or free >= 1.0 else 1.0
 
     def _releasable(self, now: float, bounds: dict[str, float], flooding: Collection[str]) -> list[str]:
@@ -362,7 +376,7 @@ class TenantShares:
                 continue
             if tenant.prompts and name in flooding:
                 tenant.prompts = {call_id: until_s for call_id, until_s in tenant.prompts.items() if until_s > now}
-            if self._free(now, tenant, bound) > self._full_at:
+            if self._free(tenant, bound) > self._full_at:
                 found.append(name)
         if len(found) > 1 and self._bounds_hold:  # the bounds may be older than the order
             found = self._by_wants([name for name in self._tenants if name in found])
@@ -398,8 +412,7 @@ class TenantShares:
 
     def _keeps(self, now: float, tenant: TenantRecord) -> bool:
         """Whether the tenant sent no more work of late than its part."""
-        rate = tenant.rate(now) + tenant.rate_elsewhere
-        return self._means.count >= FIRST_CALLS and rate <= self._bounds_rate * tenant.weight
+        return not self.is_new and tenant.rate(now) + tenant.rate_elsewhere <= self._bounds_rate * tenant.weight
 
     def _by_wants(self, names: list[str]) -> list[str]:
         """The tenants that want the least for their weight first."""
@@ -443,8 +456,8 @@ class TenantShares:
             floods = wanted > FLOODING * bound
             if floods:
                 flooding[name] = max(share, self._least)
-            if not tenant.keeps and self._means.count >= FIRST_CALLS:
-                until_s = min(until_s, self._keeps_at_s(tenant) - MARGIN)
+            if not (tenant.keeps or self.is_new):
+                until_s = min(until_s, tenant.keeps_at_s(self._bounds_rate * tenant.weight) - MARGIN)
             if not level_is_known and wanted <= share:
                 left -= wanted
                 weight -= tenant.weight
@@ -458,11 +471,6 @@ class TenantShares:
         self._bounds_hold_until_s = until_s
         return (bounds | flooding, flooding) if len(flooding) < len(names) else (bounds, ())
 
-    def _keeps_at_s(self, tenant: TenantRecord) -> float:
-        """The instant at which a tenant that sends nothing more has sent no more work than its part."""
-        most = self._bounds_rate * tenant.weight - tenant.rate_elsewhere
-        return tenant.sent_at_s + LATE_S * math.log(tenant.sent_s / (LATE_S * most)) if most > 0.0 else math.inf
-
     def _known(self, name: str) -> TenantRecord:
         tenant = self._tenants.get(name)
         if tenant is None:
@@ -472,9 +480,11 @@ class TenantShares:
             self._bounds_hold = False
         return tenant
 
-    def _learned_places(self) -> float | None:
-        means = self._means
-        return means.alone_s / means.demand_s if means.count >= FIRST_CALLS and means.demand_s > 0.0 else None
+    def _learned_places(self, limits: float, means: saturation.Means) -> float | None:
+        places = means.places
+        if places is None or math.isinf(limits):
+            return places
+        return min(max(places, limits * LEAST_OF_LIMITS), limits * MOST_OF_LIMITS)
 
     def _own_policy(self) -> Policy:
         return policies.create(self._policy.name, self._policy.parameters)

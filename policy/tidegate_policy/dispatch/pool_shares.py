@@ -171,12 +171,12 @@ class PoolShares:
 
     def arrived(self, now: float, item: QueuedRequest) -> bool:
         """Whether the call, whose tenant competes, enters now. If not, it is held."""
+        if self._bounded and self._whole.is_new:
+            self._whole.expect(*self._engines.measure(item.call, 0))
         self._whole.sends(now, item)
         part = self._part_of.get(item.call.id)
-        if part is not None:
-            if not part.shares.arrived(now, item):
-                return False
-            part.enter(item)
+        if part is not None and not part.shares.arrived(now, item):
+            return False
         return self._whole.lets_in(now, item)
 
     def enter(self, item: QueuedRequest) -> None:
@@ -296,11 +296,16 @@ class PoolShares:
             if not len(part.shares):
                 continue
             for item in self._of_other_engines(now, part) or part.shares.release(now, len(part.engines), prompt_s):
-                if item.call.id in self._part_of:
-                    part.enter(item)
-                if self._whole.lets_in(now, item):
+                if self._whole.has_room(now, item.call.tenant):
                     yield item
-        yield from self._whole.release(now, engines, prompt_s)
+                else:
+                    self._whole.hold(now, item)
+        for item in self._whole.release(now, engines, prompt_s):
+            part_of = self._part_of.get(item.call.id)
+            if part_of is None or part_of.shares.has_room(now, item.call.tenant):
+                yield item
+            else:  # its part has filled since it asked there
+                part_of.shares.hold(now, item)
 
     def _of_other_engines(self, now: float, part: _Part) -> list[QueuedRequest]:
         """All held calls of a part whose calls may go to other engines by now: they have the shares of the whole pool."""
