@@ -7,7 +7,6 @@ import json
 import math
 import os
 import pathlib
-import socket
 import statistics
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from tidegate_cli import processes
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -69,7 +69,7 @@ def process(command: Sequence[object], *, quiet: bool = False) -> Iterator[int]:
 @contextlib.contextmanager
 def engine(*, tokens: int, block_tokens: int, pace_ms: float, paced_tokens: int = 0) -> Iterator[int]:
     """An engine with fixed answers (`fast_engine.py`) that is ready; its port."""
-    port = free_port()
+    port = processes.free_port()
     flags = ["--port", port, "--tokens", tokens, "--block-tokens", block_tokens, "--pace-ms", pace_ms]
     flags += ["--paced-tokens", paced_tokens]
     with process([sys.executable, HERE / "fast_engine.py", *flags]):
@@ -83,12 +83,6 @@ def settings(port: int, engine_port: int, grpc_port: int | None = None) -> dict[
         "listen": {"host": "127.0.0.1", "port": port, "grpcPort": grpc_port, "adminPort": None},
         "engines": [{"url": f"http://127.0.0.1:{engine_port}", "profile": "a100-qwen1.5-4b"}],
     }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def await_page(url: str, body: bytes | None = None) -> None:

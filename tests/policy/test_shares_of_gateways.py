@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate_policy import policies
-from tidegate_policy.admit.tenant_load import PoolLoad, TenantLoad
+from tidegate_policy.admit import tenant_load
 from tidegate_policy.admit.tenant_shares import FIRST_CALLS, TenantShares
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import QueuedRequest
@@ -35,7 +35,7 @@ class Pool:
         self.has: Counter[str] = Counter()
         """The calls of each tenant that have entered, at all gateways."""
         self.running: list[list[Call]] = [[] for _ in range(gateways)]
-        self.told: dict[int, PoolLoad] = {}
+        self.told: dict[int, tenant_load.PoolLoad] = {}
         self.next_s = [rng.uniform(0.0, SYNC_S) for _ in range(gateways)]
 
     def arrive(self, gateway: int, tenant: str, count: int) -> None:
@@ -77,17 +77,8 @@ class Pool:
 
     def exchange(self, gateway: int) -> None:
         self.told[gateway] = self.gateways[gateway].load(self.now)
-        others = [load for other, load in self.told.items() if other != gateway]
-        tenants: dict[str, TenantLoad] = {}
-        for load in others:
-            for name, more in load.tenants.items():
-                known = tenants.get(name, TenantLoad(0, 0, more.weight, 0.0))
-                tenants[name] = TenantLoad(
-                    known.entered + more.entered, known.waiting + more.waiting, more.weight, known.rate + more.rate
-                )
-        places = [load.places for load in others if load.places is not None]
-        load = PoolLoad(tenants, sum(places) / len(places) if places else None)
-        self.gateways[gateway].on_others(self.now, load, len(self.gateways))
+        others = tenant_load.merged(load for other, load in self.told.items() if other != gateway)
+        self.gateways[gateway].on_others(self.now, others, len(self.gateways))
 
 
 @given(st.integers(2, 8), st.integers(0, 2**32))

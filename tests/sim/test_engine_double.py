@@ -15,17 +15,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tidegate_cli import processes
+
 PROGRAM = "import sys; from tidegate_sim import engine_double; sys.exit(engine_double.main(sys.argv[1:]))"
 STEPS = 40
 """Tokens of the call under way; at a fifth of the profile's pace they take some seconds."""
 
 Start = Callable[..., tuple[subprocess.Popen[bytes], str]]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture
@@ -34,8 +30,15 @@ def start() -> Iterator[Start]:
     started: list[subprocess.Popen[bytes]] = []
 
     def begin(*arguments: str) -> tuple[subprocess.Popen[bytes], str]:
-        port = free_port()
-        command = [sys.executable, "-c", PROGRAM, f"--port={port}", f"--control=127.0.0.1:{free_port()}", "--speed=0.2"]
+        port = processes.free_port()
+        command = [
+            sys.executable,
+            "-c",
+            PROGRAM,
+            f"--port={port}",
+            f"--control=127.0.0.1:{processes.free_port()}",
+            "--speed=0.2",
+        ]
         started.append(subprocess.Popen([*command, *arguments]))
         url = f"http://127.0.0.1:{port}"
         until(lambda: answers(url))

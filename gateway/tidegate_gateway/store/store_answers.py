@@ -1,11 +1,11 @@
 """What do the scripts of the store answer? Their JSON becomes the values of `store_contract`."""
 
 import itertools
-import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tidegate_gateway.store import store_contract
+from tidegate_policy.admit import tenant_load
 from tidegate_policy.admit.tenant_load import PoolLoad, TenantLoad
 
 
@@ -34,25 +34,22 @@ def _lists(loads: Mapping[str, TenantLoad]) -> dict[str, list[float]]:
 
 def pool_load(answer: object) -> PoolLoad:
     """What tenants have at all other gateways, and the places that these have learned on average."""
-    gateways = [item for item in rows(answer) if isinstance(item, dict)]
-    places = [item["places"] for item in gateways if isinstance(item.get("places"), int | float)]
-    parts: dict[str, list[object]] = {}
-    for key, loads in entries([item.get("parts") for item in gateways]):
-        parts.setdefault(key, []).append(loads)
-    return PoolLoad(
-        _tenant_loads([item.get("tenants") for item in gateways]),
-        statistics.fmean(places) if places else None,
-        {key: _tenant_loads(loads) for key, loads in parts.items()},
+    return tenant_load.merged(
+        PoolLoad(
+            _loads(item.get("tenants")),
+            item["places"] if isinstance(item.get("places"), int | float) else None,
+            {key: _loads(tenants) for key, tenants in entries([item.get("parts")])},
+        )
+        for item in rows(answer)
+        if isinstance(item, dict)
     )
 
 
-def _tenant_loads(gateways: object) -> dict[str, TenantLoad]:
-    """The sums of what several gateways told."""
-    loads: dict[str, TenantLoad] = {}
-    for tenant, (entered, waiting, weight, rate) in entries(gateways):
-        known = loads.get(tenant, TenantLoad(0, 0, weight, 0.0))
-        loads[tenant] = TenantLoad(known.entered + entered, known.waiting + waiting, known.weight, known.rate + rate)
-    return loads
+def _loads(told: object) -> dict[str, TenantLoad]:
+    return {
+        tenant: TenantLoad(entered, waiting, weight, rate)
+        for tenant, (entered, waiting, weight, rate) in entries([told])
+    }
 
 
 def chosen(answer: object) -> dict[str, Any]:

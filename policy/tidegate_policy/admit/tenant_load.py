@@ -1,6 +1,7 @@
 """What tenants have at a gateway, as gateways tell each other."""
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,3 +30,26 @@ class PoolLoad:
 
 
 NO_LOAD = PoolLoad()
+
+
+def merged(loads: Iterable[PoolLoad]) -> PoolLoad:
+    """What several gateways tell, as one: the sums of what tenants have and send, and the mean of the places."""
+    tenants: dict[str, TenantLoad] = {}
+    parts: dict[str, dict[str, TenantLoad]] = {}
+    places: list[float] = []
+    for load in loads:
+        _add(tenants, load.tenants)
+        for key, there in load.parts.items():
+            _add(parts.setdefault(key, {}), there)
+        if load.places is not None:
+            places.append(load.places)
+    return PoolLoad(tenants, statistics.fmean(places) if places else None, parts)
+
+
+def _add(sums: dict[str, TenantLoad], loads: Mapping[str, TenantLoad]) -> None:
+    """The weight of a tenant is the one that the first gateway tells."""
+    for name, more in loads.items():
+        known = sums.get(name, TenantLoad(0, 0, more.weight, 0.0))
+        sums[name] = TenantLoad(
+            known.entered + more.entered, known.waiting + more.waiting, known.weight, known.rate + more.rate
+        )

@@ -197,7 +197,7 @@ class TenantShares:
         return False
 
     def has_room(self, now: float, name: str) -> bool:
-        """Whether a call of the tenant may enter, those that are held aside."""
+        """Whether a call of the tenant may enter if none of its calls is held."""
         tenant = self._known(name)
         return (
             len(self._tenants) == 1

@@ -37,6 +37,8 @@ class _Part:
     """Some of the engines, and the calls that are confined to them."""
 
     engines: frozenset[EngineId]
+    key: str
+    """Of these engines, the same at all gateways."""
     shares: TenantShares
     only: Container[EngineId]
     """The engines of its newest call, which may become others."""
@@ -48,11 +50,6 @@ class _Part:
     """Those of them that wait for an engine."""
     at_engines: dict[str, int] = field(default_factory=dict)
     """Sequences of each tenant at these engines; no entry is 0."""
-
-    @property
-    def key(self) -> str:
-        """The same at all gateways."""
-        return hashlib.blake2b("\n".join(sorted(self.engines)).encode(), digest_size=8).hexdigest()
 
     def enter(self, item: QueuedRequest) -> None:
         """The part lets the call in, unless it did before."""
@@ -338,7 +335,8 @@ class PoolShares:
         if len(self._parts) >= MOST_PARTS:
             return None
         shares = TenantShares(self._policy, bounded=True, limits=lambda: self._places_of(engines), headroom=False)
-        part = self._parts[engines] = _Part(engines, shares, only, now, now)
+        key = hashlib.blake2b("\n".join(sorted(engines)).encode(), digest_size=8).hexdigest()
+        part = self._parts[engines] = _Part(engines, key, shares, only, now, now)
         for each in out.values():
             part.on_sent(each.item, each.engine)
         self._tell(now, part)
