@@ -176,6 +176,7 @@ class GatewayCore:
         self._classes = {item.name: item for item in classes}
         self._default_class = default_class or ""
         self._tenants = {item.name: item for item in tenants}
+        self.dispatcher.tenants.on_settings(several=len(self._tenants) > 1)
 
     # Admission.
 

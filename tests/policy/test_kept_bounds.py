@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate_policy import policies
-from tidegate_policy.admit.tenant_shares import FIRST_CALLS, FLOODING, HEADROOM, KEEPS, LEAST_PLACES, TenantShares
+from tidegate_policy.admit.pool_places import FIRST_CALLS
+from tidegate_policy.admit.tenant_shares import FLOODING, FLOODS_PART, HEADROOM, KEEPS, LEAST_PLACES, TenantShares
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import QueuedRequest
 
@@ -119,7 +120,7 @@ def plain(shares: TenantShares, now: float) -> dict[str, float]:
         share = left * it.weight / weight
         bounds[name] = max(share, part * it.weight * (KEEPS if it.rate(now) <= rate * it.weight else 1.0), LEAST_PLACES)
         if it.wanted > FLOODING * bounds[name]:
-            flooding[name] = max(share, LEAST_PLACES)
+            flooding[name] = max(FLOODS_PART * share, LEAST_PLACES)
         left -= min(share, it.wanted)
         weight -= it.weight
     return bounds | flooding if len(flooding) < len(active) else bounds

@@ -158,7 +158,7 @@ def test_held_calls_go_to_engines_that_get_their_adapter() -> None:
 
 
 def test_a_tenant_counts_with_its_weight_before_it_has_a_confined_call() -> None:
-    shares = TenantShares(policies.create("fcfs"), bounded=True, limits=lambda: 6.0, headroom=False)
+    shares = TenantShares(policies.create("fcfs"), bounded=True, limits=lambda: 8.0, shared=lambda: 6.0)
     for number in range(6):
         heavy = replace(call(f"heavy {number}"), tenant="heavy", weight=5.0)
         shares.enter(QueuedRequest(call=heavy, service_s=1.0))

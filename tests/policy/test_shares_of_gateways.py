@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tidegate_policy import policies
 from tidegate_policy.admit import tenant_load
-from tidegate_policy.admit.tenant_shares import FIRST_CALLS, TenantShares
+from tidegate_policy.admit.pool_places import FIRST_CALLS
+from tidegate_policy.admit.tenant_shares import FLOODS_PART, TenantShares
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import QueuedRequest
 
@@ -109,7 +110,8 @@ def test_a_flood_by_way_of_one_gateway_gets_its_whole_share_in_time(gateways: in
     pool.arrive(1, "flood", 400)
     assert pool.has["flood"] <= PLACES // gateways + 1
     pool.run(6.0 * gateways)
-    assert PLACES - 2 - gateways <= pool.has["flood"] <= PLACES
+    share = FLOODS_PART * (PLACES - 2)
+    assert share - gateways <= pool.has["flood"] <= share + 1
 
 
 def test_a_burst_of_a_tenant_that_keeps_to_its_part_waits_for_two_exchanges() -> None:

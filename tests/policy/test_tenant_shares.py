@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from tidegate_policy import policies
 from tidegate_policy.admit.outliers import OutlierSettings
+from tidegate_policy.admit.pool_places import FIRST_CALLS
 from tidegate_policy.admit.tenant_load import NO_LOAD, PoolLoad, TenantLoad
 from tidegate_policy.admit.tenant_shares import (
+    ACTIVE_S,
     EACH_S,
     FEW,
-    FIRST_CALLS,
+    FLOODS_PART,
     HEADROOM,
     KEEPS,
     LEAST_PLACES,
@@ -23,7 +25,8 @@ from tidegate_policy.admit.tenant_shares import (
     PROMPT_TIMES,
     TenantShares,
 )
-from tidegate_policy.dispatch.engine_table import EngineTable
+from tidegate_policy.cost import CostModel
+from tidegate_policy.dispatch.engine_table import EngineTable, max_inflight
 from tidegate_policy.dispatch.pool_shares import PoolShares
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import QueuedRequest
@@ -94,9 +97,9 @@ def test_a_tenant_that_floods_has_no_headroom_beside_tenants_that_keep_to_their_
     assert flooded == 36, "1.8 times half of the places, and the burst is not twice that"
     held = entered(shares, 0.0, "flood", 60)
     assert held == 0
-    for _ in range(6):
+    for _ in range(15):
         left(shares, "flood")
-        assert entering(shares, 1.0) == [], "30 places are its max-min share"
+        assert entering(shares, 1.0) == [], "it has 0.7 of the 30 places that are its max-min share"
     left(shares, "flood")
     assert [one.call.tenant for one in entering(shares, 1.0)] == ["flood"]
 
@@ -108,7 +111,7 @@ def test_tenants_that_send_no_more_work_than_their_parts_do_not_wait_for_each_ot
     for tenant in ("a", "b", "c", "d"):
         assert entered(shares, 1.0, tenant, 50, service_s=0.1) == KEEPS * HEADROOM * 10 - 3
     assert entered(shares, 2.0, "a", 1, service_s=10_000.0) == 0
-    assert shares._bounds(3.0)[0]["a"] == 10.0, "it sent much work, and wants more than twice 18 places"
+    assert shares._bounds(3.0)[0]["a"] == FLOODS_PART * 10, "it sent much work, and wants more than twice 18 places"
     assert shares._bounds(300.0)[0]["a"] == KEEPS * HEADROOM * 10, "the work of long ago does not count"
 
 
@@ -147,12 +150,53 @@ def test_calls_that_entered_while_their_tenant_was_alone_are_to_be_held_again_wh
     assert shares.surplus(0.1) == {}
     assert shares.is_fair(0.1)
     shares.competes(0.2, item("first", "quiet").call)
-    assert shares.surplus(0.2) == {"flood": 42}, "what the other one does not want is left to it"
+    assert shares.surplus(0.2) == {"flood": 44}, "0.7 of what the other one does not want is left to it"
     assert shares.surplus(0.2) == {}, "not again at once"
     entered(shares, 0.2, "quiet", 1)
     assert not shares.is_fair(0.2)
     assert shares.is_owed(0.2, "quiet")
     assert not shares.is_owed(0.2, "flood")
+
+
+BATCH = 64
+"""Sequences of the engine of `one_engine`."""
+
+
+def one_engine(*, bounded: bool = True, part: bool = False) -> TenantShares:
+    limit = max_inflight("auto", CostModel(step_s=0.02, prefill_s=1e-4, max_batch=BATCH))
+    assert limit is not None
+    shared = (lambda: 20.0) if part else None
+    shares = TenantShares(policies.create("fcfs"), bounded=bounded, limits=lambda: float(limit), shared=shared)
+    for _ in range(FIRST_CALLS):
+        shares.observe(100.0, 2.0)
+    return shares
+
+
+@pytest.mark.parametrize("part", [False, True])
+def test_a_tenant_that_is_alone_for_now_leaves_places_of_each_batch_to_the_others(part: bool) -> None:
+    shares = one_engine(part=part)
+    assert entered(shares, 0.0, "flood", 3 * BATCH) == 3 * BATCH, "it is the only one that is known"
+    left(shares, "flood", 3 * BATCH)
+    assert entered(shares, 1.0, "quiet", 1) == 1
+    left(shares, "quiet")
+    alone_s = 2.0 + ACTIVE_S
+    assert entered(shares, alone_s, "flood", 3 * BATCH) == BATCH - BATCH // 16
+    assert shares.is_fair(alone_s), "no call has to be held again"
+    left(shares, "flood", 3)
+    assert len(entering(shares, alone_s, engines=1)) == 3
+
+
+def test_the_first_tenant_that_comes_leaves_places_to_the_others_that_the_settings_name() -> None:
+    shares = one_engine()
+    shares.several = True
+    assert entered(shares, 0.0, "flood", 3 * BATCH) == BATCH - BATCH // 16
+
+
+def test_a_tenant_that_is_alone_for_now_has_no_bound_where_tenants_share_nothing() -> None:
+    shares = one_engine(bounded=False)
+    entered(shares, 0.0, "quiet", 1)
+    left(shares, "quiet")
+    assert entered(shares, 2.0 + ACTIVE_S, "flood", 3 * BATCH) == 3 * BATCH
 
 
 def test_the_weight_of_a_tenant_is_that_of_its_calls_of_late_and_not_of_the_newest_one() -> None:
@@ -275,8 +319,8 @@ def flooded() -> TenantShares:
     """One tenant floods forty places while another keeps to its part. Calls of the flood have left since."""
     shares = taught(40)
     entered(shares, 0.0, "quiet", 10)
-    entered(shares, 0.0, "flood", 96)
-    left(shares, "flood", 16)
+    entered(shares, 0.0, "flood", 120)
+    left(shares, "flood", 24)
     return shares
 
 
@@ -350,7 +394,7 @@ def test_calls_at_other_gateways_count() -> None:
     shares = TenantShares(policies.create("fcfs"), bounded=True, limits=lambda: 8.0)
     assert entered(shares, 0.0, "flood", 20) == 20, "alone"
     shares.on_others(1.0, PoolLoad({"quiet": TenantLoad(1, 0, 1.0, 0.0), "flood": TenantLoad(10, 90, 1.0, 0.0)}), 2)
-    assert shares.surplus(1.0) == {"flood": 15}, "its part of 30 - 7"
+    assert shares.surplus(1.0) == {"flood": 16}, "its part of 30 - 0.7 * 7"
     assert not shares.is_owed(1.0, "flood")
     one = item("late", "quiet")
     shares.competes(1.1, one.call)

@@ -5,21 +5,18 @@ whatever order calls wait. While several tenants are active and the pool is busy
 the places that saturate the pool, or `HEADROOM` times its part of them by weight if that is more. The headroom is for
 bursts. A tenant that of late sent no more work than its part of what the pool can do may have `KEEPS` times that: near
 the capacity, calls stay longer than the knee says, and nobody gains when tenants that keep to their parts wait for each
-other. A tenant that floods the pool would use the headroom all the time, so it has its max-min share alone, unless all
-tenants flood the pool. Calls beyond that wait here. Fairness decides how many calls of a tenant enter, and the scheduling
-policy decides which of them enter first.
+other. A tenant that floods the pool would use the headroom all the time, so it has a part of its max-min share alone,
+unless all tenants flood the pool. Calls beyond that wait here. Fairness decides how many calls of a tenant enter, and the
+scheduling policy decides which of them enter first.
 
-A tenant that is alone has no bound. When another one comes, the calls beyond the bounds that wait for engines are held
-again (`surplus`). The calls at engines stay there, so a tenant that has less than its part meanwhile may use places
+A tenant that is the only one that this gateway knows, and the settings, has no bound. One that is alone for now leaves a few
+places of each batch free for the others (`pool_places`). When another one comes, the calls beyond the bounds that wait for engines are
+held again (`surplus`). The calls at engines stay there, so a tenant that has less than its part meanwhile may use places
 beyond the limits of the engines (`is_owed`).
 
 Places bound how much a flood slows the others, not how long a first token waits for a step that is full of the flood's
 prompts. So the held calls of a flooding tenant enter in such a way that each engine computes one of their prompts at a
 time, and they are marked: engines compute these prompts in small parts (`engine.yielding_prompts`).
-
-The places follow Little's law (`saturation`), as in `workflow_gate`: the pool completes one call in `demand_s` seconds when
-its engines batch as much as they may, and a call alone takes `service_s` seconds. Until that is known, the places are those
-of the engines' limits.
 """
 
 import math
@@ -28,7 +25,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from tidegate_policy import policies
-from tidegate_policy.admit import held_calls, saturation
+from tidegate_policy.admit import held_calls, pool_places
 from tidegate_policy.admit.tenant_load import PoolLoad
 from tidegate_policy.admit.tenant_record import LATE_S, TenantRecord
 from tidegate_policy.model import Call, CallId
@@ -41,10 +38,10 @@ KEEPS = 2.0
 the others too, and how much work it sends does not."""
 FLOODING = 2.0
 """A tenant that wants more than so many times its bound floods the pool."""
+FLOODS_PART = 0.7
+"""Of its max-min share, for a tenant that floods the pool: at the knee batches are deeper than in a quiet pool."""
 ACTIVE_S = 30.0
 """A tenant without calls for longer does not compete."""
-FIRST_CALLS = 16
-"""Answers before the places are measured."""
 NEWEST_CLASS = 0.05
 """The part of the newest call in the weight of its tenant, whose calls are of several classes."""
 LEAST_PLACES = 2
@@ -56,13 +53,6 @@ MAX_TENANTS = 1000
 """Tenants that are remembered; those that have calls here always are."""
 HOLD_AGAIN_S = 0.1
 """Until further calls are held again."""
-LEAST_OF_LIMITS = 1 / 16
-"""Of the sequences that the engines may have together, at least these are places. The learned number is a mean over the
-calls of all tenants, and many calls of one token, or an engine that reports false usage, would else leave the others next
-to nothing."""
-MOST_OF_LIMITS = 3 / 4
-"""Of the same sequences, at most these are places. Where engines batch without a loss the learned number is all that they
-can run. Then a flood would leave no place in a batch for the next call of another tenant until an answer ends."""
 LOOK_S = 0.05
 """How long a look at the places of all tenants counts."""
 MARGIN = 1e-6
@@ -79,13 +69,20 @@ class TenantShares:
     """The tenants of one gateway."""
 
     def __init__(
-        self, policy: Policy, *, bounded: bool, limits: Callable[[], float] = lambda: math.inf, headroom: bool = True
+        self,
+        policy: Policy,
+        *,
+        bounded: bool,
+        limits: Callable[[], float] = lambda: math.inf,
+        shared: Callable[[], float] | None = None,
     ) -> None:
         """Held calls of a tenant enter in the order of a policy like `policy`. Without `bounded` no call waits. `limits`
-        gives the sequences that the engines may have together. Without `headroom` tenants have no more than their max-min
-        shares, but one call each."""
+        gives the sequences that the engines may have together. The engines of a part of the pool have `shared` places for
+        tenants that compete; there tenants have no more than their max-min shares, but one call each."""
+        headroom = shared is None
         self._limits = limits
-        self._headroom = HEADROOM if headroom else 0.0
+        self._places = pool_places.PoolPlaces(shared or limits)
+        self._headroom, self._floods_part = (HEADROOM, FLOODS_PART) if headroom else (0.0, 1.0)
         self._least = LEAST_PLACES if headroom else 0
         self._full_at = 0.0 if headroom else 1.0 - MARGIN
         """A call enters while its tenant has more free places than that."""
@@ -114,16 +111,12 @@ class TenantShares:
         self._entered = 0
         self._elsewhere = 0
         """Sequences that entered at other gateways."""
+        self.several = False
+        """The settings name several tenants, so another one may come although only one is known."""
         self._others_have = False
         """Some tenant has calls at other gateways."""
         self._gateways = 1
         """Of the pool; this one is counted."""
-        self._means = saturation.Means()
-        """Of the calls that were answered."""
-        self._expected = saturation.Means()
-        """Of the calls that came before those answers, by their predictions."""
-        self._told_places: float | None = None
-        """The places that the answers of other gateways have shown."""
 
     def __len__(self) -> int:
         """Held calls."""
@@ -136,27 +129,21 @@ class TenantShares:
     @property
     def places(self) -> float:
         """Sequences that saturate the pool; infinite without bounds."""
-        if not self._bounded:
-            return math.inf
-        limits = self._limits()
-        if self.is_new and self._told_places is not None:
-            return self._told_places
-        places = self._learned_places(limits, self._expected if self.is_new else self._means)
-        return limits if places is None else places
+        return self._places.places if self._bounded else math.inf
 
     def observe(self, service_s: float, demand_s: float) -> None:
         """A call was answered that takes `service_s` seconds alone, and `demand_s` of the whole pool."""
-        self._means.observe(service_s, demand_s)
+        self._places.observe(service_s, demand_s)
         self._bounds_hold = False
 
     @property
     def is_new(self) -> bool:
         """Too few calls were answered to tell the places."""
-        return self._means.count < FIRST_CALLS
+        return self._places.is_new
 
     def expect(self, service_s: float, demand_s: float) -> None:
         """As `observe`, of a call that has come in. Counts while this gateway is new."""
-        self._expected.observe(service_s, demand_s)
+        self._places.expect(service_s, demand_s)
         self._bounds_hold = False
 
     def competes(self, now: float, call: Call) -> None:
@@ -183,9 +170,8 @@ class TenantShares:
     def sends(self, now: float, item: QueuedRequest) -> None:
         """Counts the work of a call that has come in."""
         tenant = self._known(item.call.tenant)
-        if self._means.alone_s > 0.0:
-            work_s = self._means.demand_s * item.service_s / self._means.alone_s * item.call.sequences
-            tenant.sent_s, tenant.sent_at_s = tenant.rate(now) * LATE_S + work_s, now
+        if (work_s := self._places.work_s(item.service_s)) is not None:
+            tenant.sent_s, tenant.sent_at_s = tenant.rate(now) * LATE_S + work_s * item.call.sequences, now
             if tenant.keeps != self._keeps(now, tenant):
                 self._bounds_hold = False
 
@@ -200,7 +186,7 @@ class TenantShares:
         """Whether a call of the tenant may enter if none of its calls is held."""
         tenant = self._known(name)
         return (
-            len(self._tenants) == 1
+            (len(self._tenants) == 1 and not self.several)
             or self._is_idle(tenant)
             or self._free(tenant, self._bounds(now)[0].get(name, LEAST_PLACES)) > self._full_at
         )
@@ -245,13 +231,12 @@ class TenantShares:
         told = [(name, tenant.load(now)) for name, tenant in self._tenants.items()]
         loads = [(name, load) for name, load in told if load.entered or load.waiting or load.rate > LEAST_RATE]
         loads.sort(key=lambda item: item[1].entered + item[1].waiting, reverse=True)
-        places = None if self.is_new else self._learned_places(self._limits(), self._means)
-        return PoolLoad(dict(loads[:MOST_TOLD]), places)
+        return PoolLoad(dict(loads[:MOST_TOLD]), self._places.shown)
 
     def on_others(self, now: float, told: PoolLoad, gateways: int) -> None:
         """What the tenants have at the other gateways. These tenants compete here too. The pool has so many gateways."""
         loads = told.tenants
-        self._gateways, self._told_places = gateways, told.places
+        self._gateways, self._places.told = gateways, told.places
         if not loads and not self._others_have:
             return
         self._others_have = bool(loads)
@@ -271,7 +256,7 @@ class TenantShares:
         self._look_at_s = now
 
     def bounds(self, now: float) -> dict[str, float]:
-        """Places of each active tenant; infinite for one that is alone."""
+        """Places of each active tenant; infinite for the only one that is known."""
         return self._bounds(now)[0]
 
     def elsewhere(self, name: str) -> int:
@@ -442,7 +427,8 @@ class TenantShares:
         self._bounds_rate = 1 / weight if weight else 0.0
         self._bounds_hold_until_s = until_s
         if len(names) < 2:
-            return dict.fromkeys(names, math.inf), ()
+            another_may_come = self._bounded and (self.several or len(self._tenants) > 1)
+            return dict.fromkeys(names, pool_places.alone(self._limits()) if another_may_come else math.inf), ()
         part = self._headroom * left / weight
         bounds: dict[str, float] = {}
         flooding: dict[str, float] = {}
@@ -455,7 +441,7 @@ class TenantShares:
             bounds[name] = bound = max(share, part * tenant.weight * (KEEPS if tenant.keeps else 1.0), self._least)
             floods = wanted > FLOODING * bound
             if floods:
-                flooding[name] = max(share, self._least)
+                flooding[name] = max(self._floods_part * share, self._least)
             if not (tenant.keeps or self.is_new):
                 until_s = min(until_s, tenant.keeps_at_s(self._bounds_rate * tenant.weight) - MARGIN)
             if not level_is_known and wanted <= share:
@@ -479,12 +465,6 @@ class TenantShares:
             tenant = self._tenants[name] = TenantRecord(held_calls.HeldCalls(self._own_policy()))
             self._bounds_hold = False
         return tenant
-
-    def _learned_places(self, limits: float, means: saturation.Means) -> float | None:
-        places = means.places
-        if places is None or math.isinf(limits):
-            return places
-        return min(max(places, limits * LEAST_OF_LIMITS), limits * MOST_OF_LIMITS)
 
     def _own_policy(self) -> Policy:
         return policies.create(self._policy.name, self._policy.parameters)

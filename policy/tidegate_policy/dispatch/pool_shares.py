@@ -112,6 +112,7 @@ class PoolShares:
         self._told = NO_LOAD
         """What the other gateways told."""
         self._gateways = 1
+        self._several = False
 
     def __len__(self) -> int:
         """Held calls."""
@@ -133,6 +134,12 @@ class PoolShares:
     def observe(self, service_s: float, demand_s: float) -> None:
         """A call was answered that takes `service_s` seconds alone, and `demand_s` of the whole pool."""
         self._whole.observe(service_s, demand_s)
+
+    def on_settings(self, *, several: bool) -> None:
+        """The settings name several tenants, or do not."""
+        self._several = several
+        for shares in self._all():
+            shares.several = several
 
     def load(self, now: float) -> PoolLoad:
         """What the tenants have at this gateway. The caller tells the others."""
@@ -334,7 +341,13 @@ class PoolShares:
         self._drop_idle(now)
         if len(self._parts) >= MOST_PARTS:
             return None
-        shares = TenantShares(self._policy, bounded=True, limits=lambda: self._places_of(engines), headroom=False)
+        shares = TenantShares(
+            self._policy,
+            bounded=True,
+            limits=lambda: self._engines.limits_of(engines),
+            shared=lambda: self._places_of(engines),
+        )
+        shares.several = self._several
         key = hashlib.blake2b("\n".join(sorted(engines)).encode(), digest_size=8).hexdigest()
         part = self._parts[engines] = _Part(engines, key, shares, only, now, now)
         for each in out.values():
