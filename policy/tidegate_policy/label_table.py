@@ -56,6 +56,10 @@ LABELS = (
         key="tg.yields", kind=Kind.WHOLE, low=0, high=1, default="0",
         meaning="1 = the tenant floods the pool, so the prompt is computed in small parts and behind the prompts of others",
     ),
+    Label(
+        key="tg.owed", kind=Kind.WHOLE, low=0, high=1, default="0",
+        meaning="1 = the tenant has less than its part of the pool while another one has more, so the call goes first",
+    ),
     Label(key="tg.class", default="no class", meaning="the service class, by which reports count"),
     Label(
         key="tg.urgency", kind=Kind.WHOLE, low=MOST_URGENT, high=LEAST_URGENT,

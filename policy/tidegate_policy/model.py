@@ -58,6 +58,8 @@ class Call:
     """Fair share of the tenant relative to the others."""
     yields: bool = False
     """Its tenant floods the pool, so an engine computes its prompt in small parts and behind the prompts of others."""
+    owed: bool = False
+    """Its tenant has less than its part of the pool while another one has more, so it waits for no call of others."""
     urgency: int = DEFAULT_URGENCY
     """0 (most urgent) to 4, within the tenant's entitlement."""
     client_priority: float = 0.0
@@ -89,6 +91,11 @@ class Call:
     """The chained hashes of the leading blocks of the prompt: each stands for its block and all before it."""
     block_tokens: float = 0.0
     """Tokens of one of these blocks, estimated where the gateway counts bytes."""
+
+    @property
+    def turn(self) -> int:
+        """The calls of the least turn go first, whatever the policy."""
+        return int(self.yields) - int(self.owed)
 
     def output_left(self, output_tokens: int) -> int:
         """Output tokens that are expected to follow after `output_tokens`: at least one. A call beyond its prediction is

@@ -40,9 +40,9 @@ class Entry:
         self.forgotten = 0  # the number of entries that had been forgotten when it died, itself included
 
 
-_Slot = tuple[bool, Key, int, int, Entry]
-"""(yields, key, rank, push number, entry): calls of a tenant that floods the pool come last in their lane, and the push
-number is unique, so entries are never compared."""
+_Slot = tuple[int, Key, int, int, Entry]
+"""(turn, key, rank, push number, entry): calls of a tenant that floods the pool come last in their lane, those of a tenant
+that has less than its part come first, and the push number is unique, so entries are never compared."""
 
 _SLACK_SLOTS = 64
 """Dead slots that a lane may hold beyond one for each live entry before it is compacted."""
@@ -180,7 +180,7 @@ class Heaps:
         items = [entry.item for entry in entries]
         lanes = policy.lanes(items)
         ranks = [entry.rank for entry in entries]
-        marks = [item.call.yields for item in items]
+        marks = [item.call.turn for item in items]
         slots = zip(marks, policy.keys(items), ranks, itertools.count(self.pushes + 1), entries, strict=False)
         heaps: defaultdict[int, list[_Slot]] = defaultdict(list)
         if len(set(lanes)) == 1:
@@ -223,7 +223,7 @@ class Heaps:
         lane = self.lanes.get(entry.lane)
         if lane is None:
             lane = self.lanes[entry.lane] = _Lane()
-        heapq.heappush(lane.heap, (item.call.yields, key, rank, self.pushes, entry))
+        heapq.heappush(lane.heap, (item.call.turn, key, rank, self.pushes, entry))
         self.waiting_in[entry.lane] = self.waiting_in.get(entry.lane, 0) + 1
         if entry.scan == self.scan:
             self.passed += 1

@@ -142,8 +142,8 @@ class History:
 
 
 def entered(shares: Any) -> dict[str, int]:
-    found = {name: tenant.entered for name, tenant in shares._tenants.items() if tenant.entered}
-    assert shares._entered == sum(found.values())
+    found = {name: tenant.sequences for name, tenant in shares._tenants.items() if tenant.sequences}
+    assert shares._sequences == sum(found.values())
     return found
 
 

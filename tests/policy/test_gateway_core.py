@@ -427,10 +427,10 @@ def test_the_first_tenant_leaves_places_where_the_settings_name_another_one() ->
     named = (Tenant(name="first"), Tenant(name="second"))
     for tenants, sent in (((), 72), (named, 60)):
         made = core(1, profile=replace(COST, max_batch=64), tenants=tenants)
-        assert sum(len(arrived(made, str(index), tenant="first")) for index in range(100)) == sent
+        assert sum(len(arrived(made, str(index), tenant="first", characters=4)) for index in range(100)) == sent
     made = core(1, profile=replace(COST, max_batch=64))
     made.set_classes((), None, named)
-    assert sum(len(arrived(made, str(index), tenant="first")) for index in range(100)) == 60
+    assert sum(len(arrived(made, str(index), tenant="first", characters=4)) for index in range(100)) == 60
 
 
 def test_alpha_and_beta_are_shown_only_where_the_dispatch_rule_reads_them() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tidegate_policy import policies
 from tidegate_policy.admit.pool_places import FIRST_CALLS
+from tidegate_policy.admit.prompt_window import PromptCosts, PromptSeconds
 from tidegate_policy.admit.tenant_shares import FLOODING, FLOODS_PART, HEADROOM, KEEPS, LEAST_PLACES, TenantShares
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import QueuedRequest
@@ -35,14 +36,15 @@ class History:
         item = QueuedRequest(call=call, service_s=service_s)
         enters = self.shares.arrived(now, item)
         if enters:
-            self.shares.enter(item)
+            self.shares.enter(now, item)
         return enters
 
     def releases(self, now: float, engines: int) -> list[Call]:
         self.begin()
-        items = self.shares.release(now, engines, lambda call: 1.0)
+        self.shares._prompts = PromptCosts(seconds=lambda call: PromptSeconds(1.0, 1.0), engines=lambda now: engines)
+        items = self.shares.release(now)
         for item in items:
-            self.shares.enter(item)
+            self.shares.enter(now, item)
         return [item.call for item in items]
 
     def shows(self, now: float) -> object:

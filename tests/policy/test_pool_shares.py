@@ -161,10 +161,10 @@ def test_a_tenant_counts_with_its_weight_before_it_has_a_confined_call() -> None
     shares = TenantShares(policies.create("fcfs"), bounded=True, limits=lambda: 8.0, shared=lambda: 6.0)
     for number in range(6):
         heavy = replace(call(f"heavy {number}"), tenant="heavy", weight=5.0)
-        shares.enter(QueuedRequest(call=heavy, service_s=1.0))
+        shares.enter(0.0, QueuedRequest(call=heavy, service_s=1.0))
     light = replace(call("light"), tenant="light", weight=1.0)
     shares.competes(0.0, light)
-    shares.enter(QueuedRequest(call=light, service_s=1.0))
+    shares.enter(0.0, QueuedRequest(call=light, service_s=1.0))
     assert shares.bounds(0.0) == pytest.approx({"heavy": 5.0, "light": 1.0})
 
 

@@ -58,11 +58,11 @@ class Pool:
                 if self.next_s[gateway] <= self.now:
                     self.exchange(gateway)
                     self.next_s[gateway] = self.now + SYNC_S * self.rng.uniform(0.8, 1.2)
-                for item in self.gateways[gateway].release(self.now, 1000, lambda call: 0.0):
+                for item in self.gateways[gateway].release(self.now):
                     self.enter(self.gateways[gateway], item)
 
     def enter(self, shares: TenantShares, item: QueuedRequest) -> None:
-        shares.enter(item)
+        shares.enter(self.now, item)
         self.has[item.call.tenant] += 1
         self.running[self.gateways.index(shares)].append(item.call)
 

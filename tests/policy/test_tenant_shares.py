@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tidegate_policy import policies
 from tidegate_policy.admit.outliers import OutlierSettings
 from tidegate_policy.admit.pool_places import FIRST_CALLS
+from tidegate_policy.admit.prompt_window import YIELDING_TIMES, PromptCosts, PromptSeconds
 from tidegate_policy.admit.tenant_load import NO_LOAD, PoolLoad, TenantLoad
 from tidegate_policy.admit.tenant_shares import (
     ACTIVE_S,
@@ -22,7 +23,6 @@ from tidegate_policy.admit.tenant_shares import (
     KEEPS,
     LEAST_PLACES,
     MAX_TENANTS,
-    PROMPT_TIMES,
     TenantShares,
 )
 from tidegate_policy.cost import CostModel
@@ -61,14 +61,15 @@ def entered(
         one = item(f"{tenant}{now}-{index}", tenant, weight, service_s)
         shares.competes(now, one.call)
         if shares.arrived(now, one):
-            shares.enter(one)
+            shares.enter(0.0, one)
             found += 1
     return found
 
 
-def entering(shares: TenantShares, now: float, *, engines: int = 1000) -> list[QueuedRequest]:
-    """The calls that enter now. The prompt of each takes a second."""
-    return shares.release(now, engines, lambda call: 1.0)
+def entering(shares: TenantShares, now: float, *, engines: int = 1000, prompt_s: float = 1.0) -> list[QueuedRequest]:
+    """The calls that enter now."""
+    shares._prompts = PromptCosts(seconds=lambda call: PromptSeconds(prompt_s, prompt_s), engines=lambda now: engines)
+    return shares.release(now)
 
 
 def left(shares: TenantShares, tenant: str, sequences: int = 1) -> None:
@@ -134,7 +135,7 @@ def test_while_all_tenants_flood_the_pool_all_have_headroom() -> None:
     for tenant in ("one", "other"):
         entered(shares, 0.0, tenant, 200)
     for one in entering(shares, 1.0):
-        shares.enter(one)
+        shares.enter(0.0, one)
     assert min(shares._tenants[tenant].entered for tenant in ("one", "other")) == 36
 
 
@@ -183,7 +184,7 @@ def test_a_tenant_that_is_alone_for_now_leaves_places_of_each_batch_to_the_other
     assert entered(shares, alone_s, "flood", 3 * BATCH) == BATCH - BATCH // 16
     assert shares.is_fair(alone_s), "no call has to be held again"
     left(shares, "flood", 3)
-    assert len(entering(shares, alone_s, engines=1)) == 3
+    assert len(entering(shares, alone_s)) == 3
 
 
 def test_the_first_tenant_that_comes_leaves_places_to_the_others_that_the_settings_name() -> None:
@@ -212,7 +213,7 @@ def test_there_may_be_more_busy_tenants_than_are_remembered() -> None:
     shares = taught(8)
     for index in range(MAX_TENANTS + 5):
         entered(shares, 0.0, f"tenant-{index}", 1)
-    assert shares._entered + len(shares) == MAX_TENANTS + 5
+    assert shares._sequences + len(shares) == MAX_TENANTS + 5
 
 
 def held_under(policy: str) -> TenantShares:
@@ -229,7 +230,7 @@ def released(shares: TenantShares) -> list[str]:
     left(shares, "busy", 6)
     found = entering(shares, 20.0)
     for one in found:
-        shares.enter(one)
+        shares.enter(0.0, one)
     return [str(one.call.id) for one in found]
 
 
@@ -289,7 +290,7 @@ def test_no_call_is_lost(seed: int) -> None:
         if rng.random() < 0.6:
             one = item(str(step), tenant)
             if shares.arrived(float(step), one):
-                shares.enter(one)
+                shares.enter(0.0, one)
                 inside.append(tenant)
             else:
                 held.add(str(step))
@@ -302,7 +303,7 @@ def test_no_call_is_lost(seed: int) -> None:
             held.remove(gone)
         for one in entering(shares, float(step)):
             held.remove(one.call.id)
-            shares.enter(one)
+            shares.enter(0.0, one)
             inside.append(one.call.tenant)
         assert {one.call.id for one in shares} == held
         assert len(shares) == len(held)
@@ -311,7 +312,7 @@ def test_no_call_is_lost(seed: int) -> None:
     while held:
         for one in entering(shares, 100.0):
             held.remove(one.call.id)
-            shares.enter(one)
+            shares.enter(0.0, one)
             left(shares, one.call.tenant)
 
 
@@ -339,8 +340,8 @@ def test_each_engine_computes_one_prompt_of_a_flood_at_a_time() -> None:
 def test_a_prompt_of_a_flood_without_a_first_token_blocks_the_next_one_for_a_bounded_time() -> None:
     shares = flooded()
     assert len(entering(shares, 1.0, engines=1)) == 1
-    assert entering(shares, 1.0 + 0.9 * PROMPT_TIMES, engines=1) == []
-    assert len(entering(shares, 1.0 + PROMPT_TIMES, engines=1)) == 1, "the first token of a whole answer is not seen"
+    assert entering(shares, 1.0 + 0.9 * YIELDING_TIMES, engines=1) == []
+    assert len(entering(shares, 1.0 + YIELDING_TIMES, engines=1)) == 1, "the first token of a whole answer is not seen"
 
 
 def test_held_calls_of_a_tenant_that_does_not_flood_the_pool_enter_unmarked_and_together() -> None:
@@ -348,7 +349,7 @@ def test_held_calls_of_a_tenant_that_does_not_flood_the_pool_enter_unmarked_and_
     entered(shares, 0.0, "quiet", 10)
     entered(shares, 0.0, "busy", 60)
     left(shares, "busy", 16)
-    found = entering(shares, 1.0, engines=1)
+    found = entering(shares, 1.0, engines=1, prompt_s=0.01)
     assert len(found) > 1
     assert not any(one.call.yields for one in found)
 
@@ -362,11 +363,12 @@ def test_the_bounds_of_many_tenants_are_found_once_in_a_while() -> None:
         return 0.0
 
     def found(now: float, numbers: range) -> int:
-        """How often the bounds are found while each tenant sends a call. Each call itself asks for the limits once."""
+        """How often the bounds are found while each tenant sends a call. That asks for the limits twice, and each call
+        itself once."""
         before = asked
         for number in numbers:
             entered(shares, now, f"t{number}", 1)
-        return asked - before - len(numbers)
+        return (asked - before - len(numbers)) // 2
 
     shares = TenantShares(policies.create("fcfs"), bounded=True, limits=limits)
     assert found(0.0, range(FEW)) >= FEW - 2, "those of few tenants are found for each call"
@@ -399,7 +401,7 @@ def test_calls_at_other_gateways_count() -> None:
     one = item("late", "quiet")
     shares.competes(1.1, one.call)
     assert shares.arrived(1.1, one)
-    shares.enter(one)
+    shares.enter(0.0, one)
     assert shares.is_owed(1.1, "quiet")
     shares.on_others(2.0, PoolLoad({"waits": TenantLoad(0, 5, 1.0, 0.0)}), 2)
     assert "waits" in shares.bounds(40.0)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from tidegate_policy import policies
+from tidegate_policy.admit import held_memory
 from tidegate_policy.model import CallId
 from tidegate_policy.policies import Policy, QueuedRequest
 from tidegate_policy.waiting_queue import WaitingQueue
@@ -13,8 +14,10 @@ class HeldCalls:
 
     def __init__(self, policy: Policy) -> None:
         self._queue = WaitingQueue(policy)
-        self._arrivals: dict[CallId, None] = {}
-        """The one that arrived last is the last."""
+        self._tokens_of: dict[CallId, int] = {}
+        """KV tokens that each call wants; the one that arrived last is the last."""
+        self.tokens = 0
+        """Those of all of them."""
 
     def __iter__(self) -> Iterator[QueuedRequest]:
         return iter(self._queue)
@@ -22,7 +25,7 @@ class HeldCalls:
     def push(self, now: float, item: QueuedRequest) -> None:
         self._queue.rekey(self._queue.policy.on_arrival(now, item))
         self._queue.push(item)
-        self._arrivals[item.call.id] = None
+        self._count(item)
 
     def pop(self, now: float) -> QueuedRequest:
         """The next call of the policy leaves."""
@@ -37,18 +40,24 @@ class HeldCalls:
         return item
 
     def remove_newest(self, now: float) -> QueuedRequest | None:
-        return self.remove(now, next(reversed(self._arrivals)))
+        return self.remove(now, next(reversed(self._tokens_of)))
 
     def update(self, item: QueuedRequest) -> bool:
         if item.call.id not in self._queue:
             return False
         self._queue.update(item)
+        self.tokens -= self._tokens_of[item.call.id]
+        self._count(item)
         return True
 
     def switch(self, now: float, policy: Policy) -> None:
         policies.replay(policy, now, list(self._queue), ())
         self._queue.switch(policy)
 
+    def _count(self, item: QueuedRequest) -> None:
+        self._tokens_of[item.call.id] = tokens = held_memory.tokens_of(item.call)
+        self.tokens += tokens
+
     def _ended(self, now: float, call_id: CallId) -> None:
-        del self._arrivals[call_id]
+        self.tokens -= self._tokens_of.pop(call_id)
         self._queue.rekey(self._queue.policy.on_end(now, call_id))

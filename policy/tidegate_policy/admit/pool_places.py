@@ -18,7 +18,8 @@ calls of all tenants, and many calls of one token, or an engine that reports fal
 to nothing."""
 MOST_OF_LIMITS = 3 / 4
 """Of the same sequences, at most these are places. Where engines batch without a loss the learned number is all that they
-can run. Then a flood would leave no place in a batch for the next call of another tenant until an answer ends."""
+can run. Then a flood would leave no place in a batch for the next call of another tenant until an answer ends. It is also
+the part of the KV memory that these places have together: calls take more of it when they end at the same time."""
 ALONE_OF_LIMITS = 5 / 6
 """Of the same sequences, for a tenant that is alone where another one may come. Limits exceed batches by an eighth
 (`engine_table.max_inflight`), so these are 15 of 16 places of each batch."""
@@ -73,6 +74,13 @@ class PoolPlaces:
 def alone(limits: float) -> float:
     """Sequences for a tenant that is alone where another one may come, of those that the engines may have together."""
     return limits if math.isinf(limits) else math.ceil(ALONE_OF_LIMITS * limits)
+
+
+def tokens_of_place(memory: float, limits: float, places: float | None) -> float:
+    """KV tokens of one place, of the `memory` of engines that may have `limits` sequences together. Tenants that compete
+    for `places` have three quarters of the memory together; None = a tenant is alone, and has `ALONE_OF_LIMITS` of it."""
+    most = limits if places is None else places / MOST_OF_LIMITS
+    return memory / most if 0.0 < most < math.inf else math.inf
 
 
 def _within(limits: float, means: saturation.Means) -> float | None:

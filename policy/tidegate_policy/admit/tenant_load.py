@@ -10,9 +10,9 @@ class TenantLoad(NamedTuple):
     """The calls of one tenant at other gateways."""
 
     entered: int
-    """Sequences in their queues or at engines."""
+    """Places of those in their queues or at engines."""
     waiting: int
-    """Calls that wait for the share of the tenant."""
+    """Places that those want that wait for the share of the tenant."""
     weight: float
     rate: float
     """The part of the pool's time that the work takes that it sent of late."""

@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass, field
 
-from tidegate_policy.admit import held_calls
+from tidegate_policy.admit import held_calls, held_memory, prompt_window
 from tidegate_policy.admit.tenant_load import TenantLoad
-from tidegate_policy.model import CallId
+from tidegate_policy.model import Call
 
 LATE_S = 20.0
 """The work of a tenant of late decays with this time."""
@@ -20,8 +20,12 @@ class TenantRecord:
     """Held calls."""
     weight: float = 1.0
     seen_at_s: float = -math.inf
-    entered: int = 0
-    """Sequences in the queue or at engines."""
+    sequences: int = 0
+    """Those in the queue or at engines."""
+    memory: held_memory.HeldMemory = field(default_factory=held_memory.HeldMemory)
+    """Of the calls in the queue or at engines."""
+    place_tokens: float = math.inf
+    """KV tokens of one place; equal for all tenants."""
     keeps: bool = False
     """It sent no more work than its part, when the bounds were computed."""
     above: float = math.inf
@@ -30,11 +34,10 @@ class TenantRecord:
     sent_s: float = 0.0
     """The work that it sent of late, in seconds of the whole pool, as it was at `sent_at_s`."""
     sent_at_s: float = 0.0
-    prompts: dict[CallId, float] = field(default_factory=dict)
-    """The calls that entered during a flood and compute their prompts, each with the instant at which it counts no more."""
+    prompts: prompt_window.PromptWindow = field(default_factory=prompt_window.PromptWindow)
 
     elsewhere: int = 0
-    """Sequences that entered at other gateways."""
+    """Places that it has at other gateways."""
     waiting_elsewhere: int = 0
     rate_elsewhere: float = 0.0
     """As `rate`, of the work that it sent to other gateways."""
@@ -44,23 +47,45 @@ class TenantRecord:
     """`entered`, as this gateway told them the time before: by now they have answered that with what they had then."""
 
     @property
+    def entered(self) -> int:
+        """Places that its calls in the queue or at engines take: one for each sequence, or more if they take more of the
+        KV memory."""
+        return max(self.sequences, math.ceil(self.memory.tokens / self.place_tokens))
+
+    @property
     def has(self) -> int:
-        """Sequences in the queues of all gateways or at engines."""
+        """Places that it has at all gateways."""
         return self.entered + self.elsewhere
 
     @property
+    def holds(self) -> int:
+        """Places that its held calls want."""
+        return max(self.waiting, math.ceil(self.held.tokens / self.place_tokens))
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether it wants or has any place."""
+        return bool(self.sequences or self.waiting or self.elsewhere or self.waiting_elsewhere)
+
+    @property
     def wanted(self) -> int:
-        return self.entered + self.waiting + self.elsewhere + self.waiting_elsewhere
+        """Places that it has or wants at all gateways."""
+        return self.entered + self.holds + self.elsewhere + self.waiting_elsewhere
+
+    def places_of(self, call: Call) -> float:
+        """Places that a held call wants."""
+        return max(float(call.sequences), held_memory.tokens_of(call) / self.place_tokens)
 
     def load(self, now: float) -> TenantLoad:
         """What the other gateways are told of the tenant."""
         self.told_before, self.told = self.told, self.entered
-        return TenantLoad(self.entered, self.waiting, self.weight, self.rate(now))
+        return TenantLoad(self.entered, self.holds, self.weight, self.rate(now))
 
     def free(self, bound: float, gateways: int) -> float:
-        """Sequences that may enter here within a bound on all gateways. What the tenant has gained here since gateways told
-        each other what it has, it may have gained at each of the others too. Calls that begin together end together, so the
-        others may have told what they had when nearly all had ended: the gain counts from the least that was told here."""
+        """Places that its calls may take here within a bound on all gateways. What the tenant has gained here since
+        gateways told each other what it has, it may have gained at each of the others too. Calls that begin together end
+        together, so the others may have told what they had when nearly all had ended: the gain counts from the least that
+        was told here."""
         free = bound - self.has
         if gateways == 1:
             return free

@@ -9,23 +9,26 @@ other. A tenant that floods the pool would use the headroom all the time, so it 
 unless all tenants flood the pool. Calls beyond that wait here. Fairness decides how many calls of a tenant enter, and the
 scheduling policy decides which of them enter first.
 
-A tenant that is the only one that this gateway knows, and the settings, has no bound. One that is alone for now leaves a few
-places of each batch free for the others (`pool_places`). When another one comes, the calls beyond the bounds that wait for engines are
-held again (`surplus`). The calls at engines stay there, so a tenant that has less than its part meanwhile may use places
-beyond the limits of the engines (`is_owed`).
+A place is one sequence, or its part of the KV memory: a call with a long prompt takes several (`held_memory`).
 
-Places bound how much a flood slows the others, not how long a first token waits for a step that is full of the flood's
-prompts. So the held calls of a flooding tenant enter in such a way that each engine computes one of their prompts at a
-time, and they are marked: engines compute these prompts in small parts (`engine.yielding_prompts`).
+A tenant that is the only one that this gateway and the settings know has no bound. One that is alone for now leaves a few
+places of each batch free for the others (`pool_places`). When another one comes, the calls beyond the bounds that wait for
+engines are held again (`surplus`). The calls at engines stay there, so a tenant that has less than its part meanwhile may
+use places beyond the limits of the engines (`is_owed`).
+
+Places bound how much a flood slows the others, not how long a first token waits for other prompts. So a tenant has few
+prompts at an engine that are not computed yet (`prompt_window`). The held calls of a tenant that floods the pool enter in
+such a way that each engine computes one of their prompts at a time, and they are marked: engines compute these prompts in
+small parts (`engine.yielding_prompts`).
 """
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
 from tidegate_policy import policies
-from tidegate_policy.admit import held_calls, pool_places
+from tidegate_policy.admit import held_calls, pool_places, prompt_window, unfair_look
 from tidegate_policy.admit.tenant_load import PoolLoad
 from tidegate_policy.admit.tenant_record import LATE_S, TenantRecord
 from tidegate_policy.model import Call, CallId
@@ -44,17 +47,12 @@ ACTIVE_S = 30.0
 """A tenant without calls for longer does not compete."""
 NEWEST_CLASS = 0.05
 """The part of the newest call in the weight of its tenant, whose calls are of several classes."""
+LONG_S = 0.1
+"""Seconds of a prompt that yields if its tenant sends more work than its part while another one does not."""
 LEAST_PLACES = 2
 """Of each tenant, so that a long call does not block the next one."""
-PROMPT_TIMES = 4.0
-"""A call without a first token counts as computing its prompt for so many times the seconds that the prompt takes alone.
-The first token of an answer that is not streamed is not seen, and a prompt that yields takes more than its own time."""
 MAX_TENANTS = 1000
 """Tenants that are remembered; those that have calls here always are."""
-HOLD_AGAIN_S = 0.1
-"""Until further calls are held again."""
-LOOK_S = 0.05
-"""How long a look at the places of all tenants counts."""
 MARGIN = 1e-6
 """Of sequences and seconds; errors of rounding are smaller."""
 FEW, EACH_S = 32, 5e-5
@@ -74,24 +72,22 @@ class TenantShares:
         *,
         bounded: bool,
         limits: Callable[[], float] = lambda: math.inf,
+        memory: Callable[[], float] = lambda: math.inf,
         shared: Callable[[], float] | None = None,
+        prompts: prompt_window.PromptCosts = prompt_window.FREE,
     ) -> None:
         """Held calls of a tenant enter in the order of a policy like `policy`. Without `bounded` no call waits. `limits`
-        gives the sequences that the engines may have together. The engines of a part of the pool have `shared` places for
-        tenants that compete; there tenants have no more than their max-min shares, but one call each."""
+        gives the sequences that the engines may have together, `memory` the KV tokens. The engines of a part of the pool
+        have `shared` places for tenants that compete; there tenants have no more than their max-min shares, but one call
+        each. `prompts` tells what prompts cost."""
         headroom = shared is None
-        self._limits = limits
+        self._limits, self._memory, self._prompts = limits, memory, prompts
         self._places = pool_places.PoolPlaces(shared or limits)
         self._headroom, self._floods_part = (HEADROOM, FLOODS_PART) if headroom else (0.0, 1.0)
         self._least = LEAST_PLACES if headroom else 0
         self._full_at = 0.0 if headroom else 1.0 - MARGIN
         """A call enters while its tenant has more free places than that."""
-        self._held_again_at_s = -math.inf
-        """The earliest instant at which calls may be held again."""
-        self._look_at_s = -math.inf
-        """The instant of the next look at the places of all tenants."""
-        self._looked: dict[str, float] = {}
-        """The bounds at the last look, if some tenant had more than its bound."""
+        self._look = unfair_look.UnfairLook()
         self._bounds_found: tuple[dict[str, float], Collection[str]] = ({}, ())
         self._bounds_until_s = -math.inf
         """Until then the bounds of many tenants count, whatever happens."""
@@ -101,6 +97,8 @@ class TenantShares:
         """From then on they change with time alone."""
         self._bounds_places = 0.0
         """The places, as the bounds were computed."""
+        self._some_keep = False
+        """Some tenant keeps to its part, and another one does not."""
         self._bounds_rate = 0.0
         """The part of the pool's time for each unit of weight."""
         self._bounded = bounded
@@ -108,9 +106,13 @@ class TenantShares:
         self._tenants: OrderedDict[str, TenantRecord] = OrderedDict()
         """The one seen least recently first."""
         self._held = 0
-        self._entered = 0
+        self._sequences = 0
+        self._tokens = 0
+        """KV tokens of the calls in the queue or at engines."""
+        self._place_tokens = math.inf
+        """KV tokens of one place, as the bounds were computed."""
         self._elsewhere = 0
-        """Sequences that entered at other gateways."""
+        """Places that tenants have at other gateways."""
         self.several = False
         """The settings name several tenants, so another one may come although only one is known."""
         self._others_have = False
@@ -159,11 +161,11 @@ class TenantShares:
             self._bounds_hold = False
         tenant.seen_at_s = now
         self._tenants.move_to_end(call.tenant)
-        if not tenant.entered:
-            self._look_at_s = now  # it may be owed a place
+        if not tenant.sequences:
+            self._look.is_over(now)  # it may be owed a place
 
-    def arrived(self, now: float, item: QueuedRequest) -> bool:
-        """Whether the call, whose tenant competes, enters now. If not, it is held."""
+    def arrived(self, now: float, item: QueuedRequest) -> QueuedRequest | None:
+        """The call, whose tenant competes, if it enters now; else it is held."""
         self.sends(now, item)
         return self.lets_in(now, item)
 
@@ -171,24 +173,25 @@ class TenantShares:
         """Counts the work of a call that has come in."""
         tenant = self._known(item.call.tenant)
         if (work_s := self._places.work_s(item.service_s)) is not None:
+            work_s = max(work_s, self._prompts.seconds(item.call).work / max(self._prompts.engines(now), 1))
             tenant.sent_s, tenant.sent_at_s = tenant.rate(now) * LATE_S + work_s * item.call.sequences, now
             if tenant.keeps != self._keeps(now, tenant):
                 self._bounds_hold = False
 
-    def lets_in(self, now: float, item: QueuedRequest) -> bool:
-        """Whether the call, whose work was counted, enters now. If not, it is held."""
-        if not self._known(item.call.tenant).waiting and self.has_room(now, item.call.tenant):
-            return True
+    def lets_in(self, now: float, item: QueuedRequest) -> QueuedRequest | None:
+        """The call, whose work was counted, if it enters now; else it is held."""
+        tenant = self._known(item.call.tenant)
+        if not tenant.waiting and self.has_room(now, item.call.tenant):
+            return self._marked(now, tenant, item)
         self.hold(now, item)
-        return False
+        return None
 
     def has_room(self, now: float, name: str) -> bool:
         """Whether a call of the tenant may enter if none of its calls is held."""
         tenant = self._known(name)
-        return (
-            (len(self._tenants) == 1 and not self.several)
-            or self._is_idle(tenant)
-            or self._free(tenant, self._bounds(now)[0].get(name, LEAST_PLACES)) > self._full_at
+        return (len(self._tenants) == 1 and not self.several) or (
+            (self._is_idle(tenant) or self._free(tenant, self._bounds(now)[0].get(name, LEAST_PLACES)) > self._full_at)
+            and not self._has_prompts(now, tenant)
         )
 
     def hold(self, now: float, item: QueuedRequest) -> None:
@@ -200,31 +203,26 @@ class TenantShares:
     def surplus(self, now: float) -> dict[str, int]:
         """Sequences that tenants have beyond their bounds, because they were alone when these entered. Those that still
         wait for engines are to be held again. Empty if no tenant has, and for a while after the last time."""
-        if now < self._held_again_at_s or self.is_fair(now):
-            return {}
-        self._held_again_at_s = now + HOLD_AGAIN_S
-        self._look_at_s = now  # the caller holds calls now, so what the look showed is over
         found: dict[str, int] = {}
-        for name, bound in self._looked.items():
+        if not self._look.may_hold_again(now) or self.is_fair(now):
+            return found
+        for name, bound in self._unfair(now).items():
             tenant = self._tenants.get(name)  # it may be forgotten since the look
             if tenant is not None and tenant.has - bound >= 1.0:
-                found[name] = int((tenant.has - bound) * tenant.entered / tenant.has)  # the others hold their part
+                found[name] = int((tenant.has - bound) * tenant.sequences / tenant.has)  # the others hold their part
+        self._look.on_held_again(now)
         return found
 
     def is_owed(self, now: float, name: str) -> bool:
         """Whether the tenant has at most its part, while another one has more than it may have."""
-        return not self.is_fair(now) and self._tenants[name].has <= self._looked.get(name, 0.0)
+        return not self.is_fair(now) and self._tenants[name].has <= self._unfair(now).get(name, 0.0)
 
     def is_fair(self, now: float) -> bool:
         """No tenant has more than it may have, as far as the last look showed."""
-        if len(self._tenants) < 2:
-            return True
-        if now >= self._look_at_s:
-            self._look_at_s = now + LOOK_S
-            bounds, _ = self._bounds(now)
-            unfair = [name for name, bound in bounds.items() if self._entered_of(name) > bound]
-            self._looked = bounds if unfair else {}
-        return not self._looked
+        return len(self._tenants) < 2 or not self._unfair(now)
+
+    def _unfair(self, now: float) -> Mapping[str, float]:
+        return self._look.bounds(now, self._tenants, self.bounds)
 
     def load(self, now: float) -> PoolLoad:
         """What the tenants have at this gateway, those that want the most. The caller tells the others."""
@@ -253,14 +251,14 @@ class TenantShares:
         self._elsewhere = sum([load.entered for load in loads.values()])
         self._bounds_hold = False
         self._bounds_until_s = -math.inf
-        self._look_at_s = now
+        self._look.is_over(now)
 
     def bounds(self, now: float) -> dict[str, float]:
         """Places of each active tenant; infinite for the only one that is known."""
         return self._bounds(now)[0]
 
     def elsewhere(self, name: str) -> int:
-        """Sequences of a tenant that entered at other gateways."""
+        """Places that a tenant has at other gateways."""
         tenant = self._tenants.get(name)
         return 0 if tenant is None else tenant.elsewhere
 
@@ -276,37 +274,44 @@ class TenantShares:
     def take_newest(self, now: float, name: str) -> QueuedRequest | None:
         """The newest held call of a tenant that has some; it leaves."""
         tenant = self._tenants[name]
-        self._count_held(tenant, -1)
-        return tenant.held.remove_newest(now)
+        item = tenant.held.remove_newest(now)
+        if item is not None:
+            self._count_held(tenant, -1)
+        return item
 
-    def enter(self, item: QueuedRequest) -> None:
+    def enter(self, now: float, item: QueuedRequest) -> None:
         """The call enters the queue, for the first time or after an engine failed it."""
         tenant = self._known(item.call.tenant)
         if tenant.seen_at_s == -math.inf and not tenant.wanted:
             tenant.weight = max(item.call.weight, 1e-3)  # it does not compete, so no arrival told its weight
             self._bounds_hold = False
-        tenant.entered += item.call.sequences
-        self._entered += item.call.sequences
+        tenant.sequences += item.call.sequences
+        self._sequences += item.call.sequences
+        self._tokens += tenant.memory.add(item.call)
+        tenant.prompts.add(now, item.call.id, self._prompts.seconds(item.call))
         self._wants(tenant)
 
     def on_first_token(self, call: Call) -> bool:
         """The prompt of a call is computed. Returns whether held calls waited for that."""
         tenant = self._tenants.get(call.tenant)
-        return tenant is not None and tenant.prompts.pop(call.id, None) is not None and tenant.waiting > 0
+        return tenant is not None and tenant.prompts.remove(call.id) and tenant.waiting > 0
 
     def leave(self, call: Call) -> None:
         """A call that had entered has left."""
         tenant = self._tenants.get(call.tenant)
         if tenant is not None:
-            tenant.entered = max(tenant.entered - call.sequences, 0)
-            tenant.prompts.pop(call.id, None)
+            tenant.sequences = max(tenant.sequences - call.sequences, 0)
+            self._tokens -= tenant.memory.remove(call.id)
+            tenant.prompts.remove(call.id)
             self._wants(tenant)
-        self._entered -= call.sequences
+        self._sequences -= call.sequences
 
     def update(self, item: QueuedRequest) -> bool:
         """Replaces what is known of a held call. False if it is not held."""
         tenant = self._tenants.get(item.call.tenant)
-        return tenant is not None and tenant.held.update(item)
+        found = tenant is not None and tenant.held.update(item)
+        self._bounds_hold = self._bounds_hold and not found
+        return found
 
     def remove(self, now: float, call_id: CallId, tenant_name: str) -> QueuedRequest | None:
         """Takes out a held call; None if it is not held."""
@@ -322,9 +327,9 @@ class TenantShares:
         for tenant in self._tenants.values():
             tenant.held.switch(now, self._own_policy())
 
-    def release(self, now: float, engines: int, prompt_s: Callable[[Call], float]) -> list[QueuedRequest]:
+    def release(self, now: float) -> list[QueuedRequest]:
         """The held calls that may enter now, those of a tenant in the order of the policy. The caller calls `enter` for
-        each. `engines` accept calls; `prompt_s` gives the seconds that an engine takes for the prompt of a call alone."""
+        each."""
         items: list[QueuedRequest] = []
         if not self._held:
             return items
@@ -332,25 +337,36 @@ class TenantShares:
         for name in self._releasable(now, bounds, flooding):
             tenant = self._tenants[name]
             floods, free = name in flooding, self._free(tenant, bounds[name])
-            while tenant.waiting and free > self._full_at and not (floods and len(tenant.prompts) >= engines):
+            while tenant.waiting and free > self._full_at and not self._has_prompts(now, tenant, floods=floods):
                 item = tenant.held.pop(now)
                 self._count_held(tenant, -1)
-                free -= item.call.sequences
-                if floods:
-                    item = replace(item, call=replace(item.call, yields=True))
-                    tenant.prompts[item.call.id] = now + PROMPT_TIMES * prompt_s(item.call)
+                free -= tenant.places_of(item.call)
+                item = self._marked(now, tenant, item, floods=floods)
+                tenant.prompts.add(now, item.call.id, self._prompts.seconds(item.call))
                 items.append(item)
         return items
 
+    def _marked(self, now: float, tenant: TenantRecord, item: QueuedRequest, *, floods: bool = False) -> QueuedRequest:
+        """The call, marked if its prompt yields to those of other tenants (`engine.yielding_prompts`), or if it is owed a
+        place."""
+        exceeds = self._some_keep and not tenant.keeps
+        yields = floods or (exceeds and self._prompts.seconds(item.call).work > LONG_S)
+        owed = not yields and self.is_owed(now, item.call.tenant)
+        return replace(item, call=replace(item.call, yields=yields, owed=owed)) if yields or owed else item
+
     def _is_idle(self, tenant: TenantRecord) -> bool:
         """Whether places of the pool are free, whatever the tenant may have gained at other gateways."""
-        free = self.places - self._entered - self._elsewhere
+        free = self.places - max(self._sequences, math.ceil(self._tokens / self._place_tokens)) - self._elsewhere
         return tenant.free(free + tenant.has, self._gateways) > 0.0
 
     def _free(self, tenant: TenantRecord, bound: float) -> float:
         """Places that the tenant may take beyond those that it has; one at least if it has none."""
         free = tenant.free(bound, self._gateways)
-        return free if tenant.entered or free >= 1.0 else 1.0
+        return free if tenant.sequences or free >= 1.0 else 1.0
+
+    def _has_prompts(self, now: float, tenant: TenantRecord, *, floods: bool = False) -> bool:
+        """Whether engines have enough prompts of the tenant to compute."""
+        return tenant.prompts.is_full(now, max(self._prompts.engines(now), 1) / self._gateways, floods=floods)
 
     def _releasable(self, now: float, bounds: dict[str, float], flooding: Collection[str]) -> list[str]:
         """The tenants with held calls and free places, those that want the least for their weight first."""
@@ -359,8 +375,6 @@ class TenantShares:
             tenant = self._tenants.get(name)
             if tenant is None or not tenant.waiting:
                 continue
-            if tenant.prompts and name in flooding:
-                tenant.prompts = {call_id: until_s for call_id, until_s in tenant.prompts.items() if until_s > now}
             if self._free(tenant, bound) > self._full_at:
                 found.append(name)
         if len(found) > 1 and self._bounds_hold:  # the bounds may be older than the order
@@ -405,30 +419,33 @@ class TenantShares:
         keys = [(tenants[name].wanted / tenants[name].weight, index) for index, name in enumerate(names)]
         return [names[index] for _, index in sorted(keys)]
 
-    def _entered_of(self, name: str) -> int:
-        tenant = self._tenants.get(name)  # it may be forgotten since the bounds were found
-        return 0 if tenant is None else tenant.has
-
     def _bounds_now(self, now: float) -> tuple[dict[str, float], Collection[str]]:
         """As `_bounds`, computed. Notes how long they hold."""
         names: list[str] = []
         weight = 0.0
         until_s = math.inf
         for name, tenant in self._tenants.items():
-            wanted, seen_until_s = tenant.wanted, tenant.seen_at_s + ACTIVE_S
-            if wanted or seen_until_s > now:
+            seen_until_s = tenant.seen_at_s + ACTIVE_S
+            if tenant.has_calls or seen_until_s > now:
                 names.append(name)
                 weight += tenant.weight
-                if not wanted:
+                if not tenant.has_calls:
                     until_s = min(until_s, seen_until_s)
-            # The bounds of others depend on what a tenant wants unless it wants more than its share.
-            tenant.above, tenant.below = wanted - 0.5, wanted + 0.5
         self._bounds_places = left = self.places
+        limits = self._limits()
+        if self._bounded:
+            competing = left if len(names) > 1 else None
+            self._place_tokens = pool_places.tokens_of_place(self._memory(), limits, competing)
+        for tenant in self._tenants.values():
+            tenant.place_tokens = self._place_tokens
+            # The bounds of others depend on what a tenant wants unless it wants more than its share.
+            tenant.above, tenant.below = tenant.wanted - 0.5, tenant.wanted + 0.5
         self._bounds_rate = 1 / weight if weight else 0.0
         self._bounds_hold_until_s = until_s
+        self._some_keep = False
         if len(names) < 2:
             another_may_come = self._bounded and (self.several or len(self._tenants) > 1)
-            return dict.fromkeys(names, pool_places.alone(self._limits()) if another_may_come else math.inf), ()
+            return dict.fromkeys(names, pool_places.alone(limits) if another_may_come else math.inf), ()
         part = self._headroom * left / weight
         bounds: dict[str, float] = {}
         flooding: dict[str, float] = {}
@@ -455,6 +472,7 @@ class TenantShares:
             else:
                 tenant.below = FLOODING * bound - MARGIN
         self._bounds_hold_until_s = until_s
+        self._some_keep = any(self._tenants[name].keeps for name in names)
         return (bounds | flooding, flooding) if len(flooding) < len(names) else (bounds, ())
 
     def _known(self, name: str) -> TenantRecord:
@@ -463,6 +481,7 @@ class TenantShares:
             if len(self._tenants) >= MAX_TENANTS:
                 self._forget_one()
             tenant = self._tenants[name] = TenantRecord(held_calls.HeldCalls(self._own_policy()))
+            tenant.place_tokens = self._place_tokens
             self._bounds_hold = False
         return tenant
 

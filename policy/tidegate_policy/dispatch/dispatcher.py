@@ -48,7 +48,9 @@ class Dispatcher:
         self.prefixes = prefix_index.PrefixIndex(settings.prefix_entries)
         self._queue = WaitingQueue(policy)
         self.gate = workflow_gate.WorkflowGate(bounded=limits.bound_workflows)
-        self.tenants = pool_shares.PoolShares(policy, bounded=limits.share_among_tenants, engines=engines)
+        self.tenants = pool_shares.PoolShares(
+            policy, bounded=limits.share_among_tenants, engines=engines, prefixes=self.prefixes
+        )
         self._warm: Sequence[RoutableEngine] = ()
         """The engines that have `cached_tokens` of the last call."""
         self._waiting = waiting_calls.WaitingCalls()
@@ -289,7 +291,7 @@ class Dispatcher:
             for item in self.gate.release(now):
                 self._start(now, item)
         if len(self.tenants):
-            for item in self.tenants.release(now, len(self._engines.accepting(now)), self._engines.prompt_seconds):
+            for item in self.tenants.release(now):
                 self._enqueue(now, item)
         actions: list[Action] = []
         passed = 0
@@ -347,8 +349,8 @@ class Dispatcher:
 
     def _start(self, now: float, item: policies.QueuedRequest) -> None:
         """The workflow of the call may run, so the call waits for the share of its tenant, or for an engine."""
-        if self.tenants.arrived(now, item):
-            self._enqueue(now, item)
+        if (entering := self.tenants.arrived(now, item)) is not None:
+            self._enqueue(now, entering)
 
     def _hold_again(self, now: float) -> None:
         """Calls of tenants that are not alone any more wait for the shares of these, the last ones of the queue first."""
@@ -378,7 +380,7 @@ class Dispatcher:
 
     def _enter(self, now: float, item: policies.QueuedRequest) -> None:
         """The call counts as one of its workflow, and for the policy, until `_left`."""
-        self.tenants.enter(item)
+        self.tenants.enter(now, item)
         if item.call.workflow is not None:
             self.gate.enter(now, item.call.workflow, item.call.tenant, item.call.weight)
         self._queue.rekey(self._queue.policy.on_arrival(now, item))
@@ -429,7 +431,7 @@ class Dispatcher:
             call, chosen.id, price.charge, waited.attempt, item, frozenset(waited.avoid), waited.only, awaited
         )
         self._rule.on_sent(now, call, chosen.id)
-        self.tenants.on_sent(item, chosen.id)
+        self.tenants.on_sent(now, item, chosen.id)
         return Send(call=call, decision=decision, attempt=waited.attempt, cached_tokens=chosen.cached_tokens)
 
     def _look_up(self, call: Call, engines: Sequence[RoutableEngine]) -> None:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Literal
 
 from tidegate_policy.admit import outliers
+from tidegate_policy.admit.prompt_window import PromptSeconds
 from tidegate_policy.cost import CostModel
 from tidegate_policy.dispatch.routing import Price, Prices, RoutableEngine
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, EngineId
@@ -107,6 +108,7 @@ class EngineTable:
         self._kinds: Sequence[tuple[CostModel, int]] = ()
         self._live_kinds: Sequence[CostModel] = ()
         self._limits = 0.0
+        self._kv_tokens = 0.0
         self._kinds_are_known = False
         """Whether `_kinds`, `_live_kinds` and `_limits` hold for the engines as they are."""
         self._accepting: Sequence[Engine] = ()
@@ -159,9 +161,14 @@ class EngineTable:
             busy += count * _unshared_s(price, call, cached_tokens) / price.service_s
         return min(max(busy / total, 0.0), 1.0) if total else 1.0
 
-    def prompt_seconds(self, call: Call) -> float:
-        """Seconds that the slowest kind of engine takes for the prompt of a call alone."""
-        return max((cost.prefill_seconds(call.prompt_tokens) for cost, _ in self.kinds()), default=0.0)
+    def prompt_seconds(self, prompt_tokens: int, cached_tokens: int = 0) -> PromptSeconds:
+        """What a prompt costs the slowest kind of engine, if it holds so many tokens of it."""
+        slowest = PromptSeconds(0.0, 0.0)
+        for cost, _ in self.kinds():
+            alone_s = cost.prefill_seconds(prompt_tokens, cached_tokens)
+            if alone_s > slowest.alone:
+                slowest = PromptSeconds(alone_s, alone_s - cost.shared_seconds(prompt_tokens, cached_tokens))
+        return slowest
 
     def update(self, facts: EngineFacts, own: Callable[[], Backlog]) -> None:
         """Takes in new facts; `own` gives this gateway's backlog on an engine that the table did not know."""
@@ -229,6 +236,15 @@ class EngineTable:
         """The sum of the limits of all engines, also of those that do not serve now; infinite if one has no limit."""
         self._count_kinds()
         return self._limits
+
+    def kv_tokens(self) -> float:
+        """The sum of the KV memory of all engines."""
+        self._count_kinds()
+        return self._kv_tokens
+
+    def kv_tokens_of(self, engines: Container[EngineId]) -> float:
+        """As `kv_tokens`, for some engines."""
+        return float(sum([item.cost.kv_tokens for item in self if item.facts.id in engines]))
 
     def limits_of(self, engines: Container[EngineId]) -> float:
         """As `limits`, for some engines."""
@@ -315,6 +331,7 @@ class EngineTable:
             self._kinds = tuple((models[key], count) for key, count in counts.items())
             self._live_kinds = tuple({id(cost): cost for cost in self.costs()}.values())
             self._limits = sum([math.inf if item.limit is None else item.limit for item in self])
+            self._kv_tokens = float(sum([item.cost.kv_tokens for item in self]))
             self._kinds_are_known = True
 
     def _interned(self, cost: CostModel) -> CostModel:

@@ -14,13 +14,15 @@ import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from tidegate_policy.admit.prompt_window import PromptCosts, PromptSeconds
 from tidegate_policy.admit.tenant_load import NO_LOAD, PoolLoad, TenantLoad
 from tidegate_policy.admit.tenant_shares import ACTIVE_S, TenantShares
 from tidegate_policy.dispatch.call_records import Out
 from tidegate_policy.dispatch.engine_table import EngineTable
+from tidegate_policy.dispatch.prefix_index import PrefixIndex
 from tidegate_policy.model import Call, CallId, EngineId
 from tidegate_policy.policies import Policy, QueuedRequest
 
@@ -28,6 +30,8 @@ PARTS_TOLD, TENANTS_TOLD = 8, 16
 """Parts of which a gateway tells the others, those used last, and tenants of each, those that want the most."""
 MOST_PARTS = 64
 """Parts with shares of their own at a time. Calls confined to further ones have the shares of the whole pool alone."""
+SHORT_S = 0.02
+"""Seconds of a prompt of which nobody looks up what engines have of it."""
 CHECK_S = 0.5
 """Between two looks at the engines of a part, which may gain or lose an adapter."""
 
@@ -51,11 +55,11 @@ class _Part:
     at_engines: dict[str, int] = field(default_factory=dict)
     """Sequences of each tenant at these engines; no entry is 0."""
 
-    def enter(self, item: QueuedRequest) -> None:
+    def enter(self, now: float, item: QueuedRequest) -> None:
         """The part lets the call in, unless it did before."""
         if not self.entered[item.call.id]:
             self.entered[item.call.id] = True
-            self.shares.enter(item)
+            self.shares.enter(now, item)
 
     def leave(self, call: Call) -> None:
         """The call has left, if it had entered."""
@@ -64,14 +68,14 @@ class _Part:
             self.entered[call.id] = False
             self.shares.leave(call)
 
-    def on_sent(self, item: QueuedRequest, engine: EngineId) -> None:
+    def on_sent(self, now: float, item: QueuedRequest, engine: EngineId) -> None:
         """A call goes to an engine, perhaps to one of the part."""
         call = item.call
         self.queue.pop(call.id, None)
         if engine in self.engines:
             self.at_engines[call.tenant] = self.at_engines.get(call.tenant, 0) + call.sequences
             if call.id not in self.entered:
-                self.shares.enter(item)
+                self.shares.enter(now, item)
 
     def on_back(self, call: Call, engine: EngineId) -> None:
         """A call has left an engine."""
@@ -102,11 +106,28 @@ class _Part:
 class PoolShares:
     """The tenants of one gateway. Without `bounded` no call waits."""
 
-    def __init__(self, policy: Policy, *, bounded: bool, engines: EngineTable) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        bounded: bool,
+        engines: EngineTable,
+        prefixes: PrefixIndex | None = None,
+    ) -> None:
         self._bounded = bounded
         self._policy = policy
         self._engines = engines
-        self._whole = TenantShares(policy, bounded=bounded, limits=engines.limits)
+        self._prefixes = prefixes
+        self._priced: CallId | None = None
+        self._price = PromptSeconds(0.0, 0.0)
+        """Of the prompt of the call `_priced`, which is asked for several times in turn."""
+        self._whole = TenantShares(
+            policy,
+            bounded=bounded,
+            limits=engines.limits,
+            memory=engines.kv_tokens,
+            prompts=PromptCosts(self._prompt_seconds, lambda now: len(engines.accepting(now))),
+        )
         self._parts: dict[frozenset[EngineId], _Part] = {}
         self._part_of: dict[CallId, _Part] = {}
         self._told = NO_LOAD
@@ -173,21 +194,21 @@ class PoolShares:
             part.shares.competes(now, call)
             self._part_of[call.id] = part
 
-    def arrived(self, now: float, item: QueuedRequest) -> bool:
-        """Whether the call, whose tenant competes, enters now. If not, it is held."""
+    def arrived(self, now: float, item: QueuedRequest) -> QueuedRequest | None:
+        """The call, whose tenant competes, if it enters now; else it is held."""
         if self._bounded and self._whole.is_new:
             self._whole.expect(*self._engines.measure(item.call, 0))
         self._whole.sends(now, item)
         part = self._part_of.get(item.call.id)
-        if part is not None and not part.shares.arrived(now, item):
-            return False
+        if part is not None and part.shares.arrived(now, item) is None:
+            return None
         return self._whole.lets_in(now, item)
 
-    def enter(self, item: QueuedRequest) -> None:
+    def enter(self, now: float, item: QueuedRequest) -> None:
         """The call enters the queue, for the first time or after an engine failed it."""
-        self._whole.enter(item)
+        self._whole.enter(now, item)
         if (part := self._part_of.get(item.call.id)) is not None:
-            part.enter(item)
+            part.enter(now, item)
             part.queue[item.call.id] = item.call
 
     def leave(self, call: Call) -> None:
@@ -203,10 +224,10 @@ class PoolShares:
             part.leave(call)  # it may have been held by the whole pool
             del part.entered[call.id]
 
-    def on_sent(self, item: QueuedRequest, engine: EngineId) -> None:
+    def on_sent(self, now: float, item: QueuedRequest, engine: EngineId) -> None:
         """The call goes to the engine."""
         for part in self._parts.values():
-            part.on_sent(item, engine)
+            part.on_sent(now, item, engine)
 
     def on_back(self, call: Call, engine: EngineId) -> None:
         """The call has left the engine."""
@@ -292,19 +313,18 @@ class PoolShares:
                 found += part.owed(now)
         return found
 
-    def release(self, now: float, engines: int, prompt_s: Callable[[Call], float]) -> Iterator[QueuedRequest]:
+    def release(self, now: float) -> Iterator[QueuedRequest]:
         """The held calls that may enter now, those of a tenant in the order of the policy. The caller calls `enter` for
-        each before it takes the next one. `engines` accept calls; `prompt_s` gives the seconds that an engine takes for the
-        prompt of a call alone."""
+        each before it takes the next one."""
         for part in list(self._parts.values()):
             if not len(part.shares):
                 continue
-            for item in self._of_other_engines(now, part) or part.shares.release(now, len(part.engines), prompt_s):
+            for item in self._of_other_engines(now, part) or part.shares.release(now):
                 if self._whole.has_room(now, item.call.tenant):
                     yield item
                 else:
                     self._whole.hold(now, item)
-        for item in self._whole.release(now, engines, prompt_s):
+        for item in self._whole.release(now):
             part_of = self._part_of.get(item.call.id)
             if part_of is None or part_of.shares.has_room(now, item.call.tenant):
                 yield item
@@ -323,6 +343,15 @@ class PoolShares:
             part.shares.remove(now, item.call.id, item.call.tenant)
             self.forget(item.call)
         return held
+
+    def _prompt_seconds(self, call: Call) -> PromptSeconds:
+        """What the prompt of a call costs an engine. One that has a part of it computes the rest."""
+        if call.id != self._priced:
+            cost = self._engines.prompt_seconds(call.prompt_tokens)
+            if cost.work > SHORT_S and self._prefixes is not None and (cached := self._prefixes.cached_tokens(call)):
+                cost = self._engines.prompt_seconds(call.prompt_tokens, max(cached.values()))
+            self._priced, self._price = call.id, cost
+        return self._price
 
     def _all(self) -> Iterator[TenantShares]:
         yield self._whole
@@ -345,13 +374,15 @@ class PoolShares:
             self._policy,
             bounded=True,
             limits=lambda: self._engines.limits_of(engines),
+            memory=lambda: self._engines.kv_tokens_of(engines),
             shared=lambda: self._places_of(engines),
+            prompts=PromptCosts(self._prompt_seconds, lambda now: len(engines)),
         )
         shares.several = self._several
         key = hashlib.blake2b("\n".join(sorted(engines)).encode(), digest_size=8).hexdigest()
         part = self._parts[engines] = _Part(engines, key, shares, only, now, now)
         for each in out.values():
-            part.on_sent(each.item, each.engine)
+            part.on_sent(now, each.item, each.engine)
         self._tell(now, part)
         return part
 
