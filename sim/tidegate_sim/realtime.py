@@ -149,21 +149,25 @@ class RealtimeEngine:
         self._work.set()
 
     def _carry_out(self, plan: StepPlan) -> None:
-        """Preempts the calls that must yield, and starts waiting calls within the bounds of the plan."""
+        """Preempts the calls that must yield, and starts waiting calls within the bounds of the plan. As in vLLM, a call
+        starts only if the running calls leave tokens of the step to it."""
         now = time.monotonic()
         for sequence in [sequence for sequence in self._running if sequence.call.id in plan.preempt]:
             self._running.remove(sequence)
             sequence.prefill_left = sequence.call.prompt_tokens + sequence.done
             self._queue.push_preempted(self.core.on_preemption(now, sequence.call.id, output_tokens=sequence.done))
         held = sum(sequence.whole for sequence in self._running)
+        active = [sequence for sequence in self._running if sequence.call.id not in plan.paused]
+        budget = plan.max_step_tokens - sum(sequence.prefill_left or 1 for sequence in active)
         starts = plan.max_starts if plan.max_starts is not None else len(self._queue)
-        while self._queue and starts > 0 and len(self._running) < plan.max_running:
+        while self._queue and starts > 0 and budget > 0 and len(self._running) < plan.max_running:
             sequence = self._sequences[self._queue.peek().call.id]
             if self._running and held + sequence.whole > self.cost.kv_tokens:
                 return
             self._queue.pop(now)
             self._running.append(sequence)
             held += sequence.whole
+            budget -= sequence.prefill_left
             starts -= 1
 
     def _step(self, plan: StepPlan) -> _Step:

@@ -6,6 +6,7 @@ import itertools
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import affordable_files
@@ -19,13 +20,31 @@ from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
 pytestmark = pytest.mark.faults
 
+
+@dataclass(frozen=True)
+class Flood:
+    """The calls that a tenant keeps open from one instant on."""
+
+    calls: int
+    words: int
+    """Of each prompt, one or two tokens each."""
+    tokens: int
+    """Of each answer."""
+    alone_s: float = 0.0
+    """Seconds before the honest tenant returns."""
+
+
 HONEST_CALLS, HONEST_S = 120, 30.0
 FLOODERS = 300
 """Calls that the flooding tenant keeps open: about five times what the engine can run."""
-MANY_FLOODERS = 1400
-"""At once: more than twice the places of two engines."""
-AWAY_S = 32.0
-"""After so long the honest tenant competes no more."""
+FLOODS = {
+    "short": Flood(calls=1400, words=20, tokens=300),
+    "long prompts": Flood(calls=100, words=4000, tokens=300),
+    "long answers": Flood(calls=600, words=20, tokens=1000, alone_s=35.0),
+}
+"""The first has more than twice the places of two engines."""
+NUMBERS = itertools.count()
+"""No two prompts begin alike."""
 SLOW_READERS = {"HTTP": 2000, "gRPC": 2000}
 TOKENS = 5000
 """Of 1 kB each: more than the buffers of all sockets on the way to a client hold."""
@@ -37,7 +56,7 @@ async def first_token_s(
     http: Any, url: str, tenant: str, *, words: int, tokens: int, claims: Any = None, model: str = "sim"
 ) -> float | str:
     """The time to the first token of a stream; the status and code of a rejection."""
-    body = {"model": model, "prompt": "word " * words, "max_tokens": tokens, "stream": True}
+    body = {"model": model, "prompt": f"{next(NUMBERS)} " + "word " * words, "max_tokens": tokens, "stream": True}
     sent_at_s = time.monotonic()
     async with http.post(
         url + "/v1/completions", json=body, headers={"x-tidegate-tenant": tenant, **(claims or {})}
@@ -125,58 +144,57 @@ async def test_a_flood_moves_the_first_tokens_of_an_honest_tenant_a_little(
 
 
 @pytest.mark.parametrize(
-    ("gateways", "model", "away_s"),
-    [(1, "sim", 0.0), (2, "sim", 0.0), (4, "sim", 0.0), (2, "adapter", 0.0),
-     (1, "sim", AWAY_S), (2, "sim", AWAY_S), (1, "adapter", AWAY_S)],
+    ("flood", "gateways", "model"),
+    [("short", 1, "sim"), ("short", 2, "sim"), ("short", 4, "sim"), ("short", 2, "adapter"),
+     ("long prompts", 1, "sim"), ("long prompts", 2, "sim"), ("long answers", 1, "sim"), ("long answers", 2, "sim")],
 )  # fmt: skip
 async def test_the_first_seconds_of_a_flood_are_as_good_as_the_rest(
-    rig: Any, figure: Any, free_port: Any, gateways: int, model: str, away_s: float
+    rig: Any, figure: Any, free_port: Any, flood: str, gateways: int, model: str
 ) -> None:
-    """All calls of the flood come at once, to engines with 256 places. They take 6 s or more each, so one that has got a
-    place too many keeps it for long. The gateways tell each other five times a second what tenants have. If the honest
-    tenant was away, the flood has the pool alone for 2 s, and no call of it ends for 18 s more."""
+    """All calls of the flood come at once, to engines with 256 places. The short ones take 6 s or more each, so one that
+    has got a place too many keeps it for long. Those with long prompts would take all KV memory, and half a minute of each
+    engine until they are computed. Those with long answers have the pool alone for so long that the honest tenant competes
+    no more, and fill the memory of the engines. The gateways tell each other five times a second what tenants have."""
+    kind = FLOODS[flood]
     tenants = [{"name": name, "weight": 1} for name in ("honest", "flood")]
     adapters = ["adapter", *[None] * 3] if model == "adapter" else [None] * 2
     engines = [await rig.engine(speed=1, profile="a100-qwen1.5-7b", adapter=adapter) for adapter in adapters]
     url = (await rig.valkey(port=free_port(), folder=rig.folder / "data")).url
-    classes = [{"name": "chat", "ttft": "1s", "tpot": "60ms"}]
     settings = {"tenants": tenants, "store": {"url": url}}
-    if not away_s:
+    if flood == "short":
+        classes = [{"name": "chat", "ttft": "1s", "tpot": "60ms"}]
         settings |= {"classes": classes, "defaultClass": "chat"}
     urls = [(await rig.gateway(engines, url, **settings)).url for _ in range(gateways)]
     turn = itertools.cycle(urls)
-    tokens = 1000 if away_s else 300
 
     async def one() -> float | str:
         return await first_token_s(rig.http, urls[0], "honest", words=200, tokens=50, model=model)
 
-    async def flood() -> None:
+    async def floods() -> None:
         while True:
-            if isinstance(
-                await first_token_s(rig.http, next(turn), "flood", words=20, tokens=tokens, model=model), str
-            ):
+            url, words, tokens = next(turn), kind.words, kind.tokens
+            if isinstance(await first_token_s(rig.http, url, "flood", words=words, tokens=tokens, model=model), str):
                 await asyncio.sleep(0.05)
 
     alone = await steady_calls.made(one, count=40, within_s=10.0)
-    await asyncio.sleep(away_s)
-    floods = [asyncio.ensure_future(flood()) for _ in range(MANY_FLOODERS)]
-    if away_s:
-        await asyncio.sleep(2.0)
+    tasks = [asyncio.ensure_future(floods()) for _ in range(kind.calls)]
+    await asyncio.sleep(kind.alone_s)
     during = await honest(one)
-    for task in floods:
+    for task in tasks:
         task.cancel()
-    when = "from its return" if away_s else "from the first call of the flood"
-    name = f"flood of {MANY_FLOODERS} calls at once through {gateways} gateway" + ("s" if gateways > 1 else "")
-    name += ", alone for 2 s" if away_s else ""
+    when = "from its return" if kind.alone_s else "from the first call of the flood"
+    name = f"flood of {kind.calls} calls at once ({flood}) through {gateways} gateway" + ("s" if gateways > 1 else "")
     name += " for an adapter of one engine in four" if model == "adapter" else ""
     refused = [value for value in during if isinstance(value, str)]
     for share in (0.5, 0.95):
         before, after = percentile(alone, share), percentile(during, share)
         figure(f"{name}: TTFT p{share * 100:.0f} of the honest tenant, alone and {when}, s",
                f"{before:.3f}, {after:.3f}", goal="below twice", met=after < 2 * before)  # fmt: skip
+    longest = max(value for value in during if isinstance(value, float))
+    figure(f"{name}: the longest TTFT of the honest tenant, s", f"{longest:.2f}", goal="1", met=longest < 1)
     figure(f"{name}: calls of the honest tenant refused", str(len(refused)), goal="0", met=not refused)
     assert not refused
-    assert percentile(during, 0.95) < 2, "without news of other gateways it was 7 s, for an adapter 10 s"
+    assert percentile(during, 0.95) < 2, "it was 7 s to 36 s (decisions 51 and 52)"
 
 
 @pytest.mark.parametrize("wire", ["HTTP", "gRPC"])

@@ -187,6 +187,15 @@ def test_of_two_partly_computed_prompts_the_first_by_the_policy_is_computed() ->
     assert shaped("prefill-order", world.engine()).paused == {"long"}
 
 
+def test_a_call_that_is_owed_a_place_goes_before_a_prompt_that_goes_first_by_the_policy() -> None:
+    world = World("sjf")
+    world.runs("short", prompt=4000, output=5)
+    world.waits("long", prompt=1000, output=900)
+    assert shaped("prefill-order", world.engine()).paused == set()
+    world.waits("owed", prompt=1000, output=900, owed=True)
+    assert shaped("prefill-order", world.engine()).paused == {"short"}
+
+
 @pytest.mark.parametrize("reason", ["the prompt goes first", "no place", "no memory", "no start"])
 def test_a_partly_computed_prompt_goes_on_where_no_better_one_can_start(reason: str) -> None:
     world = World("sjf")

@@ -1,6 +1,7 @@
 """The queue keeps each call, once, in the order of the active policy."""
 
 from collections.abc import Mapping, Set
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -267,6 +268,21 @@ def test_iteration_gives_exactly_the_calls_that_pops_give(policy: str) -> None:
     listed = list(queue)
     assert queue.first(7) == listed[:7]
     assert [queue.pop(0.0) for _ in range(50)] == listed
+
+
+@pytest.mark.parametrize("policy", sorted(policies.POLICIES))
+def test_calls_that_are_owed_a_place_go_first_in_their_lane_and_calls_that_yield_go_last(policy: str) -> None:
+    calls = [item("yields"), item("plain"), item("owed")]
+    marks = {"yields": {"yields": True}, "owed": {"owed": True}}
+    marked = [replace(each, call=replace(each.call, **marks.get(each.call.id, {}))) for each in calls]
+    queue = WaitingQueue(policies.create(policy))
+    for each in marked:
+        queue.policy.on_arrival(0.0, each)
+        queue.push(each)
+    if len({queue.policy.lane(each) for each in marked}) == 1:
+        assert [each.call.id for each in queue] == ["owed", "plain", "yields"]
+        queue.switch(policies.create("fcfs"))
+        assert [each.call.id for each in queue] == ["owed", "plain", "yields"]
 
 
 def test_a_preempted_call_goes_before_its_equals() -> None:

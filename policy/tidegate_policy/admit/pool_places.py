@@ -18,8 +18,9 @@ calls of all tenants, and many calls of one token, or an engine that reports fal
 to nothing."""
 MOST_OF_LIMITS = 3 / 4
 """Of the same sequences, at most these are places. Where engines batch without a loss the learned number is all that they
-can run. Then a flood would leave no place in a batch for the next call of another tenant until an answer ends. It is also
-the part of the KV memory that these places have together: calls take more of it when they end at the same time."""
+can run. Then a flood would leave no place in a batch for the next call of another tenant until an answer ends."""
+MEMORY_OF_PLACES = 5 / 9
+"""Of the KV memory, for the places together: with their headroom (`tenant_shares.HEADROOM`) tenants have all of it."""
 ALONE_OF_LIMITS = 5 / 6
 """Of the same sequences, for a tenant that is alone where another one may come. Limits exceed batches by an eighth
 (`engine_table.max_inflight`), so these are 15 of 16 places of each batch."""
@@ -78,8 +79,8 @@ def alone(limits: float) -> float:
 
 def tokens_of_place(memory: float, limits: float, places: float | None) -> float:
     """KV tokens of one place, of the `memory` of engines that may have `limits` sequences together. Tenants that compete
-    for `places` have three quarters of the memory together; None = a tenant is alone, and has `ALONE_OF_LIMITS` of it."""
-    most = limits if places is None else places / MOST_OF_LIMITS
+    for `places` have `MEMORY_OF_PLACES` of it together; None = a tenant is alone, and has `ALONE_OF_LIMITS` of it."""
+    most = limits if places is None else places / MEMORY_OF_PLACES
     return memory / most if 0.0 < most < math.inf else math.inf
 
 

@@ -24,7 +24,7 @@ class PromptSeconds(NamedTuple):
     alone: float
     """Seconds until it is computed, if nothing else is."""
     work: float
-    """Those of them that no other prompt can share: a step takes a fixed time, and computes several short prompts."""
+    """Seconds that no other prompt can share: a step takes a fixed time, and computes several short prompts."""
 
 
 @dataclass(frozen=True, slots=True)

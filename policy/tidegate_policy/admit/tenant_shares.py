@@ -81,7 +81,7 @@ class TenantShares:
         have `shared` places for tenants that compete; there tenants have no more than their max-min shares, but one call
         each. `prompts` tells what prompts cost."""
         headroom = shared is None
-        self._limits, self._memory, self._prompts = limits, memory, prompts
+        self._limits, self._memory, self._prompts = limits, memory, prompts if bounded else prompt_window.FREE
         self._places = pool_places.PoolPlaces(shared or limits)
         self._headroom, self._floods_part = (HEADROOM, FLOODS_PART) if headroom else (0.0, 1.0)
         self._least = LEAST_PLACES if headroom else 0

@@ -162,13 +162,14 @@ class EngineTable:
         return min(max(busy / total, 0.0), 1.0) if total else 1.0
 
     def prompt_seconds(self, prompt_tokens: int, cached_tokens: int = 0) -> PromptSeconds:
-        """What a prompt costs the slowest kind of engine, if it holds so many tokens of it."""
-        slowest = PromptSeconds(0.0, 0.0)
+        """What a prompt costs engines that hold so many tokens of it: the seconds alone on the slowest kind, and the work
+        on the fastest kind, to which most calls go."""
+        slowest, least = 0.0, math.inf
         for cost, _ in self.kinds():
             alone_s = cost.prefill_seconds(prompt_tokens, cached_tokens)
-            if alone_s > slowest.alone:
-                slowest = PromptSeconds(alone_s, alone_s - cost.shared_seconds(prompt_tokens, cached_tokens))
-        return slowest
+            slowest = max(slowest, alone_s)
+            least = min(least, alone_s - cost.shared_seconds(prompt_tokens, cached_tokens))
+        return PromptSeconds(slowest, least if slowest else 0.0)
 
     def update(self, facts: EngineFacts, own: Callable[[], Backlog]) -> None:
         """Takes in new facts; `own` gives this gateway's backlog on an engine that the table did not know."""

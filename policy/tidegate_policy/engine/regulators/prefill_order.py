@@ -17,7 +17,7 @@ from tidegate_policy.engine.regulators.regulator import Memoryless
 from tidegate_policy.engine.regulators.slot_preemption import fits
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import StepPlan
-from tidegate_policy.policies import QueuedRequest
+from tidegate_policy.policies import Key, QueuedRequest
 
 if TYPE_CHECKING:
     from tidegate_policy.model import CallId
@@ -39,11 +39,11 @@ class PrefillOrder(Memoryless):
         if not prefills:
             return plan
         best, tokens = self._best(engine, plan, prefills)
-        rank = engine.rank(best)
+        first = _order(engine, best)
         paused = []
         for call in prefills:
             left = call.uncached_tokens
-            if call.call.id == best.call.id or engine.rank(engine.left(call)) <= rank:
+            if call.call.id == best.call.id or _order(engine, engine.left(call)) <= first:
                 continue
             if self._given[call.call.id] + tokens <= left:
                 self._given[call.call.id] += tokens
@@ -54,9 +54,14 @@ class PrefillOrder(Memoryless):
         """The prompt that goes first by the policy, and the tokens of it that the step would compute."""
         room = max(plan.max_step_tokens - engine.decode_tokens, 1)
         best, tokens = min(
-            ((engine.left(call), call.uncached_tokens) for call in prefills), key=lambda found: engine.rank(found[0])
+            ((engine.left(call), call.uncached_tokens) for call in prefills), key=lambda found: _order(engine, found[0])
         )
         head = engine.head if engine.places(plan) > 0 and plan.max_starts != 0 else None
-        if head is not None and engine.rank(head) < engine.rank(best) and fits(engine, head, freed=0):
+        if head is not None and _order(engine, head) < _order(engine, best) and fits(engine, head, freed=0):
             best, tokens = head, engine.uncached_tokens(head)
         return best, min(tokens, room)
+
+
+def _order(engine: EngineSnapshot, item: QueuedRequest) -> tuple[int, Key]:
+    """The least goes first: among waiting calls too, the policy orders the calls of one turn."""
+    return item.call.turn, engine.rank(item)
