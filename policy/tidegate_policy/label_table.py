@@ -54,11 +54,11 @@ LABELS = (
     ),
     Label(
         key="tg.yields", kind=Kind.WHOLE, low=0, high=1, default="0",
-        meaning="1 = the tenant floods the pool, so the prompt is computed in small parts and behind the prompts of others",
+        meaning="1 = the tenant sends too much, so the prompt is computed in small parts and behind the prompts of others",
     ),
     Label(
         key="tg.owed", kind=Kind.WHOLE, low=0, high=1, default="0",
-        meaning="1 = the tenant has less than its part of the pool while another one has more, so the call goes first",
+        meaning="1 = the tenant keeps to its bound while another one has more, so the call goes first in its lane",
     ),
     Label(key="tg.class", default="no class", meaning="the service class, by which reports count"),
     Label(

@@ -57,9 +57,10 @@ class Call:
     weight: float = 1.0
     """Fair share of the tenant relative to the others."""
     yields: bool = False
-    """Its tenant floods the pool, so an engine computes its prompt in small parts and behind the prompts of others."""
+    """Its tenant floods the pool, or its prompt is long and its tenant sends more than its part, so an engine computes the
+    prompt in small parts and behind the prompts of others."""
     owed: bool = False
-    """Its tenant has less than its part of the pool while another one has more, so it waits for no call of others."""
+    """Its tenant keeps to its bound while another one has more than its own, so it goes first in its lane."""
     urgency: int = DEFAULT_URGENCY
     """0 (most urgent) to 4, within the tenant's entitlement."""
     client_priority: float = 0.0
@@ -94,7 +95,7 @@ class Call:
 
     @property
     def turn(self) -> int:
-        """The calls of the least turn go first, whatever the policy."""
+        """The calls of the least turn go first in their lane, whatever the policy."""
         return int(self.yields) - int(self.owed)
 
     def output_left(self, output_tokens: int) -> int:

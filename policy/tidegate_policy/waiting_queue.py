@@ -15,6 +15,7 @@ not know time, engines or the reason why a call leaves.
 """
 
 from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import replace
 from itertools import islice
 
 from tidegate_policy import waiting_slots
@@ -113,8 +114,13 @@ class WaitingQueue:
         return entry.item
 
     def update(self, item: QueuedRequest) -> None:
-        """Replaces what is known of a waiting call; its arrival rank stays. Raises `KeyError` if it does not wait here."""
-        self._heaps.insert(item, self._heaps.live[item.call.id].rank)
+        """Replaces what is known of a waiting call; its arrival rank and turn stay. Raises `KeyError` if it does not wait
+        here."""
+        old = self._heaps.live[item.call.id]
+        if item.call.turn != old.item.call.turn:
+            marks = old.item.call
+            item = replace(item, call=replace(item.call, yields=marks.yields, owed=marks.owed))
+        self._heaps.insert(item, old.rank)
 
     def rekey(self, changed: Changed) -> None:
         """Asks the policy again for the lane and key of these calls. Ids that do not wait here are ignored."""

@@ -41,8 +41,8 @@ class Entry:
 
 
 _Slot = tuple[int, Key, int, int, Entry]
-"""(turn, key, rank, push number, entry): calls of a tenant that floods the pool come last in their lane, those of a tenant
-that has less than its part come first, and the push number is unique, so entries are never compared."""
+"""(turn, key, rank, push number, entry): calls that yield come last in their lane, those that are owed a place come
+first, and the push number is unique, so entries are never compared."""
 
 _SLACK_SLOTS = 64
 """Dead slots that a lane may hold beyond one for each live entry before it is compacted."""

@@ -146,14 +146,16 @@ class Rig:
         port: int | None = None,
         grpc_port: int | None = None,
         clock_error: pathlib.Path | None = None,
+        cost: dict[str, float] | None = None,
         **document: Any,
     ) -> Process:
-        """`clock_error` is a file with the seconds by which the wall clock of the process is ahead."""
+        """`clock_error` is a file with the seconds by which the wall clock of the process is ahead. `cost` is the cost
+        model of the engines, which the gateway learns if it is None."""
         port = port or free_port()
         listen = {"port": port, "grpcPort": grpc_port, "adminPort": None}
         told = {
             "listen": listen,
-            "engines": [{"url": engine.url} for engine in engines],
+            "engines": [{"url": engine.url, **({"cost": cost} if cost else {})} for engine in engines],
             "health": {"interval": "200ms"},
             "store": {"url": store_url, "sync": "100ms", "lease": "3s"},
             **document,

@@ -15,6 +15,7 @@ import orjson
 import pytest
 import steady_calls
 
+import tidegate_profiles
 from tidegate_gateway import fake_engine
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
@@ -37,10 +38,11 @@ class Flood:
 HONEST_CALLS, HONEST_S = 120, 30.0
 FLOODERS = 300
 """Calls that the flooding tenant keeps open: about five times what the engine can run."""
+PROFILE = "a100-qwen1.5-7b"
 FLOODS = {
     "short": Flood(calls=1400, words=20, tokens=300),
     "long prompts": Flood(calls=100, words=4000, tokens=300),
-    "long answers": Flood(calls=600, words=20, tokens=1000, alone_s=35.0),
+    "long answers": Flood(calls=600, words=20, tokens=1500, alone_s=32.0),
 }
 """The first has more than twice the places of two engines."""
 NUMBERS = itertools.count()
@@ -158,13 +160,14 @@ async def test_the_first_seconds_of_a_flood_are_as_good_as_the_rest(
     kind = FLOODS[flood]
     tenants = [{"name": name, "weight": 1} for name in ("honest", "flood")]
     adapters = ["adapter", *[None] * 3] if model == "adapter" else [None] * 2
-    engines = [await rig.engine(speed=1, profile="a100-qwen1.5-7b", adapter=adapter) for adapter in adapters]
+    engines = [await rig.engine(speed=1, profile=PROFILE, adapter=adapter) for adapter in adapters]
+    cost = tidegate_profiles.load(PROFILE)["cost"]
     url = (await rig.valkey(port=free_port(), folder=rig.folder / "data")).url
     settings = {"tenants": tenants, "store": {"url": url}}
     if flood == "short":
         classes = [{"name": "chat", "ttft": "1s", "tpot": "60ms"}]
         settings |= {"classes": classes, "defaultClass": "chat"}
-    urls = [(await rig.gateway(engines, url, **settings)).url for _ in range(gateways)]
+    urls = [(await rig.gateway(engines, url, cost=cost, **settings)).url for _ in range(gateways)]
     turn = itertools.cycle(urls)
 
     async def one() -> float | str:

@@ -189,7 +189,7 @@ def test_a_tenant_that_is_alone_for_now_leaves_places_of_each_batch_to_the_other
 
 def test_the_first_tenant_that_comes_leaves_places_to_the_others_that_the_settings_name() -> None:
     shares = one_engine()
-    shares.several = True
+    shares.on_settings(several=True)
     assert entered(shares, 0.0, "flood", 3 * BATCH) == BATCH - BATCH // 16
 
 

@@ -1,8 +1,8 @@
 """How much KV memory do the calls of a tenant take at engines, in the mean over their time there?
 
 A call holds the tokens of its prompt, and half of its answer in the mean. Calls whose prompts begin alike share the memory
-of the blocks that they have in common (`prompt_blocks`), so each of these counts once. The count assumes one engine: calls
-at several engines share less.
+of the blocks that they have in common (`prompt_blocks`), so each of these counts once. The count assumes one engine: it is
+too low for calls at several engines, which share less.
 """
 
 from dataclasses import dataclass, field

@@ -81,7 +81,7 @@ def tokens_of_place(memory: float, limits: float, places: float | None) -> float
     """KV tokens of one place, of the `memory` of engines that may have `limits` sequences together. Tenants that compete
     for `places` have `MEMORY_OF_PLACES` of it together; None = a tenant is alone, and has `ALONE_OF_LIMITS` of it."""
     most = limits if places is None else places / MEMORY_OF_PLACES
-    return memory / most if 0.0 < most < math.inf else math.inf
+    return memory / most if memory > 0.0 and 0.0 < most < math.inf else math.inf
 
 
 def _within(limits: float, means: saturation.Means) -> float | None:

@@ -5,6 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+LEAST_RATE = 1e-3
+"""Of the pool's time; who sends less work, and has no calls, is not told of."""
+MOST_TOLD = 64
+"""Tenants of which a gateway tells the others."""
+
 
 class TenantLoad(NamedTuple):
     """The calls of one tenant at other gateways."""
@@ -30,6 +35,13 @@ class PoolLoad:
 
 
 NO_LOAD = PoolLoad()
+
+
+def told(loads: Mapping[str, TenantLoad], places: float | None) -> PoolLoad:
+    """What a gateway tells the others of its tenants: of those that want the most."""
+    busy = [(name, load) for name, load in loads.items() if load.entered or load.waiting or load.rate > LEAST_RATE]
+    busy.sort(key=lambda item: item[1].entered + item[1].waiting, reverse=True)
+    return PoolLoad(dict(busy[:MOST_TOLD]), places)
 
 
 def merged(loads: Iterable[PoolLoad]) -> PoolLoad:

@@ -29,7 +29,7 @@ from dataclasses import replace
 
 from tidegate_policy import policies
 from tidegate_policy.admit import held_calls, pool_places, prompt_window, unfair_look
-from tidegate_policy.admit.tenant_load import PoolLoad
+from tidegate_policy.admit.tenant_load import PoolLoad, told
 from tidegate_policy.admit.tenant_record import LATE_S, TenantRecord
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import Policy, QueuedRequest
@@ -57,10 +57,6 @@ MARGIN = 1e-6
 """Of sequences and seconds; errors of rounding are smaller."""
 FEW, EACH_S = 32, 5e-5
 """The bounds of more tenants count for so long for each of them, so that they take a bounded part of the time."""
-LEAST_RATE = 1e-3
-"""Of the pool's time; who sends less work, and has no calls, is not told of."""
-MOST_TOLD = 64
-"""Tenants of which a gateway tells the others, those that want the most."""
 
 
 class TenantShares:
@@ -84,8 +80,7 @@ class TenantShares:
         self._limits, self._memory, self._prompts = limits, memory, prompts if bounded else prompt_window.FREE
         self._places = pool_places.PoolPlaces(shared or limits)
         self._headroom, self._floods_part = (HEADROOM, FLOODS_PART) if headroom else (0.0, 1.0)
-        self._least = LEAST_PLACES if headroom else 0
-        self._full_at = 0.0 if headroom else 1.0 - MARGIN
+        self._least, self._full_at = (LEAST_PLACES, 0.0) if headroom else (0, 1.0 - MARGIN)
         """A call enters while its tenant has more free places than that."""
         self._look = unfair_look.UnfairLook()
         self._bounds_found: tuple[dict[str, float], Collection[str]] = ({}, ())
@@ -95,8 +90,8 @@ class TenantShares:
         """Nothing has happened that changes the bounds."""
         self._bounds_hold_until_s = -math.inf
         """From then on they change with time alone."""
-        self._bounds_places = 0.0
-        """The places, as the bounds were computed."""
+        self._bounds_of = 0.0, 0.0, 0.0
+        """The places, the limits and the memory of the engines, as the bounds were computed."""
         self._some_keep = False
         """Some tenant keeps to its part, and another one does not."""
         self._bounds_rate = 0.0
@@ -105,15 +100,14 @@ class TenantShares:
         self._policy = policy
         self._tenants: OrderedDict[str, TenantRecord] = OrderedDict()
         """The one seen least recently first."""
-        self._held = 0
-        self._sequences = 0
+        self._held = self._sequences = 0
         self._tokens = 0
         """KV tokens of the calls in the queue or at engines."""
         self._place_tokens = math.inf
         """KV tokens of one place, as the bounds were computed."""
         self._elsewhere = 0
         """Places that tenants have at other gateways."""
-        self.several = False
+        self._several = False
         """The settings name several tenants, so another one may come although only one is known."""
         self._others_have = False
         """Some tenant has calls at other gateways."""
@@ -173,8 +167,9 @@ class TenantShares:
         """Counts the work of a call that has come in."""
         tenant = self._known(item.call.tenant)
         if (work_s := self._places.work_s(item.service_s)) is not None:
-            work_s = max(work_s, self._prompts.seconds(item.call).work / max(self._prompts.engines(now), 1))
-            tenant.sent_s, tenant.sent_at_s = tenant.rate(now) * LATE_S + work_s * item.call.sequences, now
+            prompts_s = self._prompts.seconds(item.call).work / max(self._prompts.engines(now), 1)
+            work_s = max(work_s * item.call.sequences, prompts_s)
+            tenant.sent_s, tenant.sent_at_s = tenant.rate(now) * LATE_S + work_s, now
             if tenant.keeps != self._keeps(now, tenant):
                 self._bounds_hold = False
 
@@ -182,14 +177,14 @@ class TenantShares:
         """The call, whose work was counted, if it enters now; else it is held."""
         tenant = self._known(item.call.tenant)
         if not tenant.waiting and self.has_room(now, item.call.tenant):
-            return self._marked(now, tenant, item)
+            return self.marked(now, item)
         self.hold(now, item)
         return None
 
     def has_room(self, now: float, name: str) -> bool:
         """Whether a call of the tenant may enter if none of its calls is held."""
         tenant = self._known(name)
-        return (len(self._tenants) == 1 and not self.several) or (
+        return self._is_the_only_one or (
             (self._is_idle(tenant) or self._free(tenant, self._bounds(now)[0].get(name, LEAST_PLACES)) > self._full_at)
             and not self._has_prompts(now, tenant)
         )
@@ -203,15 +198,7 @@ class TenantShares:
     def surplus(self, now: float) -> dict[str, int]:
         """Sequences that tenants have beyond their bounds, because they were alone when these entered. Those that still
         wait for engines are to be held again. Empty if no tenant has, and for a while after the last time."""
-        found: dict[str, int] = {}
-        if not self._look.may_hold_again(now) or self.is_fair(now):
-            return found
-        for name, bound in self._unfair(now).items():
-            tenant = self._tenants.get(name)  # it may be forgotten since the look
-            if tenant is not None and tenant.has - bound >= 1.0:
-                found[name] = int((tenant.has - bound) * tenant.sequences / tenant.has)  # the others hold their part
-        self._look.on_held_again(now)
-        return found
+        return {} if len(self._tenants) < 2 else self._look.surplus(now, self._tenants, self.bounds)
 
     def is_owed(self, now: float, name: str) -> bool:
         """Whether the tenant has at most its part, while another one has more than it may have."""
@@ -224,31 +211,33 @@ class TenantShares:
     def _unfair(self, now: float) -> Mapping[str, float]:
         return self._look.bounds(now, self._tenants, self.bounds)
 
+    def on_settings(self, *, several: bool) -> None:
+        """The settings name several tenants, or do not."""
+        self._several = several
+        self._bounds_hold = False
+
     def load(self, now: float) -> PoolLoad:
         """What the tenants have at this gateway, those that want the most. The caller tells the others."""
-        told = [(name, tenant.load(now)) for name, tenant in self._tenants.items()]
-        loads = [(name, load) for name, load in told if load.entered or load.waiting or load.rate > LEAST_RATE]
-        loads.sort(key=lambda item: item[1].entered + item[1].waiting, reverse=True)
-        return PoolLoad(dict(loads[:MOST_TOLD]), self._places.shown)
+        return told({name: tenant.load(now) for name, tenant in self._tenants.items()}, self._places.shown)
 
-    def on_others(self, now: float, told: PoolLoad, gateways: int) -> None:
+    def on_others(self, now: float, load: PoolLoad, gateways: int) -> None:
         """What the tenants have at the other gateways. These tenants compete here too. The pool has so many gateways."""
-        loads = told.tenants
-        self._gateways, self._places.told = gateways, told.places
+        loads = load.tenants
+        self._gateways, self._places.told = gateways, load.places
         if not loads and not self._others_have:
             return
         self._others_have = bool(loads)
         for tenant in self._tenants.values():
             tenant.elsewhere = tenant.waiting_elsewhere = 0
             tenant.rate_elsewhere = 0.0
-        for name, load in loads.items():
+        for name, there in loads.items():
             tenant = self._known(name)
             if tenant.seen_at_s == -math.inf and not tenant.wanted:
-                tenant.weight = max(load.weight, 1e-3)
-            tenant.elsewhere, tenant.waiting_elsewhere, tenant.rate_elsewhere = load.entered, load.waiting, load.rate
-            if load.entered or load.waiting:
+                tenant.weight = max(there.weight, 1e-3)
+            tenant.elsewhere, tenant.waiting_elsewhere, tenant.rate_elsewhere = there.entered, there.waiting, there.rate
+            if there.entered or there.waiting:
                 tenant.seen_at_s = max(tenant.seen_at_s, now)
-        self._elsewhere = sum([load.entered for load in loads.values()])
+        self._elsewhere = sum([there.entered for there in loads.values()])
         self._bounds_hold = False
         self._bounds_until_s = -math.inf
         self._look.is_over(now)
@@ -341,18 +330,34 @@ class TenantShares:
                 item = tenant.held.pop(now)
                 self._count_held(tenant, -1)
                 free -= tenant.places_of(item.call)
-                item = self._marked(now, tenant, item, floods=floods)
+                item = self.marked(now, item)
                 tenant.prompts.add(now, item.call.id, self._prompts.seconds(item.call))
                 items.append(item)
         return items
 
-    def _marked(self, now: float, tenant: TenantRecord, item: QueuedRequest, *, floods: bool = False) -> QueuedRequest:
-        """The call, marked if its prompt yields to those of other tenants (`engine.yielding_prompts`), or if it is owed a
-        place."""
-        exceeds = self._some_keep and not tenant.keeps
-        yields = floods or (exceeds and self._prompts.seconds(item.call).work > LONG_S)
-        owed = not yields and self.is_owed(now, item.call.tenant)
-        return replace(item, call=replace(item.call, yields=yields, owed=owed)) if yields or owed else item
+    def marked(self, now: float, item: QueuedRequest) -> QueuedRequest:
+        """A call that enters, marked if its prompt yields to others (`engine.yielding_prompts`) or it is owed a place."""
+        name, call = item.call.tenant, item.call
+        exceeds = self._some_keep and not self._known(name).keeps
+        yields = name in self._bounds(now)[1] or (exceeds and self._prompts.seconds(call).work > LONG_S)
+        owed = not yields and self.is_owed(now, name)
+        if call.yields == yields and call.owed == owed:
+            return item
+        return replace(item, call=replace(call, yields=yields, owed=owed))
+
+    def withdraw(self, call: Call) -> None:
+        """A call that `release` gave out does not enter."""
+        self._known(call.tenant).prompts.remove(call.id)
+
+    def places_of_sequence(self, name: str) -> float:
+        """Places that each sequence of a tenant takes here; 1, or more if its calls take more of the KV memory."""
+        tenant = self._tenants.get(name)
+        return 1.0 if tenant is None or not tenant.sequences else tenant.entered / tenant.sequences
+
+    @property
+    def _is_the_only_one(self) -> bool:
+        """Whether one tenant is known, and the settings name no other one."""
+        return len(self._tenants) == 1 and not self._several
 
     def _is_idle(self, tenant: TenantRecord) -> bool:
         """Whether places of the pool are free, whatever the tenant may have gained at other gateways."""
@@ -366,7 +371,8 @@ class TenantShares:
 
     def _has_prompts(self, now: float, tenant: TenantRecord, *, floods: bool = False) -> bool:
         """Whether engines have enough prompts of the tenant to compute."""
-        return tenant.prompts.is_full(now, max(self._prompts.engines(now), 1) / self._gateways, floods=floods)
+        engines = max(self._prompts.engines(now), 1) / self._gateways
+        return not self._is_the_only_one and tenant.prompts.is_full(now, engines, floods=floods)
 
     def _releasable(self, now: float, bounds: dict[str, float], flooding: Collection[str]) -> list[str]:
         """The tenants with held calls and free places, those that want the least for their weight first."""
@@ -391,7 +397,7 @@ class TenantShares:
             known > FEW
             or not self._bounds_hold
             or now >= self._bounds_hold_until_s
-            or self.places != self._bounds_places
+            or (self.places, self._limits(), self._memory()) != self._bounds_of
         ):
             self._bounds_found = self._bounds_now(now)
             self._bounds_hold = known <= FEW
@@ -431,11 +437,9 @@ class TenantShares:
                 weight += tenant.weight
                 if not tenant.has_calls:
                     until_s = min(until_s, seen_until_s)
-        self._bounds_places = left = self.places
-        limits = self._limits()
+        self._bounds_of = left, limits, memory = self.places, self._limits(), self._memory()
         if self._bounded:
-            competing = left if len(names) > 1 else None
-            self._place_tokens = pool_places.tokens_of_place(self._memory(), limits, competing)
+            self._place_tokens = pool_places.tokens_of_place(memory, limits, left if len(names) > 1 else None)
         for tenant in self._tenants.values():
             tenant.place_tokens = self._place_tokens
             # The bounds of others depend on what a tenant wants unless it wants more than its share.
@@ -444,8 +448,8 @@ class TenantShares:
         self._bounds_hold_until_s = until_s
         self._some_keep = False
         if len(names) < 2:
-            another_may_come = self._bounded and (self.several or len(self._tenants) > 1)
-            return dict.fromkeys(names, pool_places.alone(limits) if another_may_come else math.inf), ()
+            alone = math.inf if self._is_the_only_one or not self._bounded else pool_places.alone(limits)
+            return dict.fromkeys(names, alone), ()
         part = self._headroom * left / weight
         bounds: dict[str, float] = {}
         flooding: dict[str, float] = {}

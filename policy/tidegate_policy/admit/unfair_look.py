@@ -36,10 +36,16 @@ class UnfairLook:
             self._bounds = found if unfair else {}
         return self._bounds
 
-    def may_hold_again(self, now: float) -> bool:
-        """Whether calls were not held again of late."""
-        return now >= self._held_again_at_s
-
-    def on_held_again(self, now: float) -> None:
-        """Calls are held again now, so what the look showed is over."""
+    def surplus(
+        self, now: float, tenants: Mapping[str, TenantRecord], find: Callable[[float], Mapping[str, float]]
+    ) -> dict[str, int]:
+        """Sequences that tenants have beyond their bounds. Empty for a while after it was not: the caller holds calls."""
+        found: dict[str, int] = {}
+        if now < self._held_again_at_s or not (bounds := self.bounds(now, tenants, find)):
+            return found
         self._held_again_at_s, self._next_at_s = now + HOLD_AGAIN_S, now
+        for name, bound in bounds.items():
+            tenant = tenants.get(name)  # it may be forgotten since the look
+            if tenant is not None and tenant.has - bound >= 1.0:
+                found[name] = int((tenant.has - bound) * tenant.sequences / tenant.has)  # the others hold their part
+        return found

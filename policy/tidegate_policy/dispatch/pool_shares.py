@@ -90,13 +90,15 @@ class _Part:
         """The calls in the queue of tenants that have less than their shares of these engines, while others have more."""
         bounds, elsewhere = self.shares.bounds(now), self.shares.elsewhere
         if not any(
-            count + elsewhere(tenant) > bounds.get(tenant, math.inf) for tenant, count in self.at_engines.items()
+            count * self.shares.places_of_sequence(tenant) + elsewhere(tenant) > bounds.get(tenant, math.inf)
+            for tenant, count in self.at_engines.items()
         ):
             return []
         found: list[CallId] = []
         more: dict[str, int] = {}
         for call in self.queue.values():
-            has = self.at_engines.get(call.tenant, 0) + more.get(call.tenant, 0) + elsewhere(call.tenant)
+            sequences = self.at_engines.get(call.tenant, 0) + more.get(call.tenant, 0)
+            has = sequences * self.shares.places_of_sequence(call.tenant) + elsewhere(call.tenant)
             if not has or has + call.sequences <= bounds.get(call.tenant, 0.0):
                 found.append(call.id)
                 more[call.tenant] = more.get(call.tenant, 0) + call.sequences
@@ -160,7 +162,7 @@ class PoolShares:
         """The settings name several tenants, or do not."""
         self._several = several
         for shares in self._all():
-            shares.several = several
+            shares.on_settings(several=several)
 
     def load(self, now: float) -> PoolLoad:
         """What the tenants have at this gateway. The caller tells the others."""
@@ -174,6 +176,7 @@ class PoolShares:
     def on_others(self, now: float, load: PoolLoad, gateways: int) -> None:
         """What the tenants have at the other ones of so many gateways."""
         self._told, self._gateways = load, gateways
+        self._priced = None
         self._whole.on_others(now, load, gateways)
         for part in self._parts.values():
             self._tell(now, part)
@@ -237,8 +240,9 @@ class PoolShares:
     def on_first_token(self, call: Call) -> bool:
         """The prompt of a call is computed. Returns whether held calls waited for that."""
         waited = self._whole.on_first_token(call)
-        part = self._part_of.get(call.id)
-        return (part is not None and part.shares.on_first_token(call)) or waited
+        for part in self._parts.values():
+            waited = part.shares.on_first_token(call) or waited
+        return waited
 
     def on_policy(self, now: float, policy: Policy) -> None:
         """Orders the held calls by policies like this one."""
@@ -302,7 +306,7 @@ class PoolShares:
 
     def is_owed(self, now: float, call: Call) -> bool:
         """Whether the tenant has at most its part of the pool, while another one has more than it may have."""
-        return not self._whole.is_fair(now) and self._whole.is_owed(now, call.tenant)
+        return self._whole.is_owed(now, call.tenant)
 
     def owed_in_parts(self, now: float) -> list[CallId]:
         """The calls in the queue that may use places beyond the limits of the engines, because other tenants have more of
@@ -321,14 +325,16 @@ class PoolShares:
                 continue
             for item in self._of_other_engines(now, part) or part.shares.release(now):
                 if self._whole.has_room(now, item.call.tenant):
-                    yield item
+                    yield self._whole.marked(now, item)
                 else:
+                    part.shares.withdraw(item.call)
                     self._whole.hold(now, item)
         for item in self._whole.release(now):
             part_of = self._part_of.get(item.call.id)
             if part_of is None or part_of.shares.has_room(now, item.call.tenant):
                 yield item
             else:  # its part has filled since it asked there
+                self._whole.withdraw(item.call)
                 part_of.shares.hold(now, item)
 
     def _of_other_engines(self, now: float, part: _Part) -> list[QueuedRequest]:
@@ -353,6 +359,9 @@ class PoolShares:
             self._priced, self._price = call.id, cost
         return self._price
 
+    def _serving(self, now: float, engines: frozenset[EngineId]) -> int:
+        return sum([engine.facts.id in engines for engine in self._engines.accepting(now)])
+
     def _all(self) -> Iterator[TenantShares]:
         yield self._whole
         for part in self._parts.values():
@@ -376,13 +385,15 @@ class PoolShares:
             limits=lambda: self._engines.limits_of(engines),
             memory=lambda: self._engines.kv_tokens_of(engines),
             shared=lambda: self._places_of(engines),
-            prompts=PromptCosts(self._prompt_seconds, lambda now: len(engines)),
+            prompts=PromptCosts(self._prompt_seconds, lambda now: self._serving(now, engines)),
         )
-        shares.several = self._several
+        shares.on_settings(several=self._several)
         key = hashlib.blake2b("\n".join(sorted(engines)).encode(), digest_size=8).hexdigest()
         part = self._parts[engines] = _Part(engines, key, shares, only, now, now)
         for each in out.values():
             part.on_sent(now, each.item, each.engine)
+            if each.answered:
+                shares.on_first_token(each.call)
         self._tell(now, part)
         return part
 

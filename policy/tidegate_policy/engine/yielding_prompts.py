@@ -1,11 +1,13 @@
-"""How an engine computes the prompts of a tenant that floods the pool (`Call.yields`, decision 29).
+"""How an engine computes the prompts of a tenant that floods the pool, and long ones of a tenant that sends more than its
+part (`Call.yields`, decisions 29 and 52).
 
 A first token waits for the step that runs when its call arrives, and for its own step. A step that is full of another
 tenant's prompts takes many times the fixed time of a step. So a step computes few tokens of prompts that yield, and none of
 them beside the prompt of another call, unless that one has been partly computed before. Two steps in a row never pause
 these prompts, so they always make progress.
 
-This rule has no setting: it acts on calls that the gateway has marked, and there are none while no tenant floods the pool.
+This rule has no setting: it acts on calls that the gateway has marked, and there are none while all tenants keep to their
+parts.
 """
 
 from collections.abc import Sequence

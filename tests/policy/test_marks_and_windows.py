@@ -1,0 +1,113 @@
+"""What a call carries that is owed a place or yields, and the prompts that count, as calls move through the dispatcher."""
+
+from dataclasses import replace
+
+from test_dispatcher import Gate, call
+
+from tidegate_policy.admit.tenant_load import PoolLoad
+from tidegate_policy.model import Call, CallId, EngineId
+
+FIRST = frozenset({EngineId("e0")})
+
+
+def of(tenant: str, name: str, **more: object) -> Call:
+    return replace(call(name), tenant=tenant, **more)  # type: ignore[arg-type]
+
+
+def gate(places: float, max_inflight: int = 50, **more: int) -> Gate:
+    """A gateway that others have told the places."""
+    made = Gate("fcfs", max_inflight=max_inflight, engines=2, **more)
+    made.tenants.on_others(0.0, PoolLoad(places=places), 1)
+    return made
+
+
+def marks(made: Gate, tenant: str) -> list[tuple[bool, bool]]:
+    return [(item.call.owed, item.call.yields) for item in made._queue if item.call.tenant == tenant]
+
+
+def test_tenants_may_come_before_the_first_engine() -> None:
+    made = Gate("fcfs", engines=0, hold_s=30.0)
+    made.tenants.on_others(0.0, PoolLoad(places=40.0), 2)
+    for number in range(4):
+        assert made.on_arrival(0.0, of("ab"[number % 2], str(number))) == []
+    assert made.tenants.load(0.0).tenants
+
+
+def test_a_new_prediction_changes_no_mark() -> None:
+    made = gate(8.0, max_inflight=4)
+    for number in range(40):
+        made.on_arrival(0.0, of("flood", f"flood {number}"))
+    for number in range(2):
+        made.on_arrival(1.0, of("quiet", f"quiet {number}"))
+    before = marks(made, "quiet")
+    assert (True, False) in before
+    for number in range(2):
+        made.on_prediction(1.1, of("quiet", f"quiet {number}", output_predicted=100))
+    assert marks(made, "quiet") == before
+
+
+def test_a_call_that_enters_again_has_the_marks_of_that_time() -> None:
+    made = gate(8.0)
+    shares = made.tenants._whole
+    for number in range(40):
+        made.on_arrival(0.0, of("flood", f"flood {number}"))
+    made.on_arrival(1.0, of("quiet", "quiet"))
+    (item,) = [out.item for out in made._out.values() if out.call.tenant == "quiet"]
+    assert item.call.owed
+    for number in range(40):
+        made.on_cancel(2.0, CallId(f"flood {number}"))
+    assert shares.is_fair(3.0)
+    assert not shares.marked(3.0, item).call.owed
+
+
+def test_the_prompts_of_calls_that_may_go_to_all_engines_leave_the_window_of_a_part() -> None:
+    made = gate(60.0)
+    made.on_arrival(0.0, of("other", "confined"), FIRST)
+    made.on_arrival(0.0, of("other", "plain"))
+    for number in range(4):
+        for sent in made.on_arrival(float(number), of("busy", str(number), prompt_tokens=20_000)):
+            made.on_first_token(number + 0.5, sent.call.id)
+    (part,) = made.tenants._parts.values()
+    assert len(part.shares._tenants["busy"].prompts) == 0
+    assert len(made.on_arrival(4.0, of("busy", "next", prompt_tokens=20_000), FIRST)) == 1
+
+
+def test_a_part_that_is_made_late_counts_no_prompt_that_is_computed() -> None:
+    made = gate(60.0)
+    made.on_arrival(0.0, of("other", "plain"))
+    for number in range(4):
+        for sent in made.on_arrival(float(number), of("busy", str(number), prompt_tokens=20_000)):
+            made.on_first_token(number + 0.5, sent.call.id)
+    assert len(made.on_arrival(4.0, of("busy", "next", prompt_tokens=20_000), FIRST)) == 1
+    (part,) = made.tenants._parts.values()
+    assert len(part.shares._tenants["busy"].prompts) == 1
+
+
+def test_a_call_that_moves_between_the_shares_leaves_no_prompt_behind() -> None:
+    made = gate(60.0)
+    made.on_arrival(0.0, of("other", "plain"))
+    for number in range(12):
+        made.on_arrival(0.0, of("busy", f"all {number}", prompt_tokens=20_000))
+        made.on_arrival(0.0, of("busy", f"part {number}", prompt_tokens=20_000), FIRST)
+    for step in range(40):
+        for out in list(made._out.values()):
+            made.on_end(1.0 + step, out.call.id)
+    (part,) = made.tenants._parts.values()
+    for shares in (part.shares, made.tenants._whole):
+        assert (len(shares), len(shares._tenants["busy"].prompts), shares._tenants["busy"].memory.tokens) == (0, 0, 0)
+
+
+def test_bounds_follow_the_memory_and_the_limits_of_engines() -> None:
+    made = gate(40.0)
+    shares = made.tenants._whole
+    made.on_arrival(0.0, of("a", "1"))
+    made.on_arrival(0.0, of("b", "2"))
+    shares.bounds(1.0)
+    before = shares._place_tokens
+    for name in ("e0", "e1"):
+        known = made.table.get(EngineId(name))
+        assert known is not None
+        smaller = replace(known.cost, kv_tokens=known.cost.kv_tokens // 4)
+        made.on_engine(1.0, replace(known.facts, cost=smaller))
+    shares.bounds(1.0)
+    assert shares._place_tokens == before / 4
