@@ -119,7 +119,7 @@ def test_prompts_wait_for_no_first_token_where_no_other_tenant_is_known() -> Non
 
 
 def test_long_prompts_of_a_tenant_that_sends_more_than_its_part_yield() -> None:
-    shares = pool(prompt_s=2.0, engines=2)
+    shares = pool(prompt_s=0.9, engines=2)
     sent(shares, 0.0, "other", 1, SHORT)
     calls = sent(shares, 0.0, "busy", 20, LONG)
     assert not any(call.yields for call in calls), "it sent little before"
@@ -127,6 +127,14 @@ def test_long_prompts_of_a_tenant_that_sends_more_than_its_part_yield() -> None:
     (after,) = released(shares, 0.1)
     assert after.yields
     assert not any(call.yields for call in sent(shares, 0.2, "other", 3, SHORT))
+
+
+def test_very_long_prompts_yield_while_another_tenant_competes() -> None:
+    shares = pool(prompt_s=1.5, engines=2)
+    assert not any(call.yields for call in sent(shares, 0.0, "busy", 1, LONG))
+    assert not any(call.yields for call in sent(shares, 1.0, "other", 1, SHORT))
+    assert all(call.yields for call in sent(shares, 2.0, "busy", 1, LONG))
+    assert not any(call.yields for call in sent(shares, 2.0, "other", 1, LONG // 2))
 
 
 def test_a_call_of_a_tenant_with_less_than_its_part_is_owed_a_place_while_another_tenant_has_too_much() -> None:

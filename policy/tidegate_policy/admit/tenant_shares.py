@@ -47,8 +47,8 @@ ACTIVE_S = 30.0
 """A tenant without calls for longer does not compete."""
 NEWEST_CLASS = 0.05
 """The part of the newest call in the weight of its tenant, whose calls are of several classes."""
-LONG_S = 0.1
-"""Seconds of a prompt that yields if its tenant sends more work than its part while another one does not."""
+LONG_S, VERY_LONG_S = 0.1, 1.0
+"""Of prompts that yield: where another tenant keeps to its part and this one does not, and where any other competes."""
 LEAST_PLACES = 2
 """Of each tenant, so that a long call does not block the next one."""
 MAX_TENANTS = 1000
@@ -337,9 +337,9 @@ class TenantShares:
 
     def marked(self, now: float, item: QueuedRequest) -> QueuedRequest:
         """A call that enters, marked if its prompt yields to others (`engine.yielding_prompts`) or it is owed a place."""
-        name, call = item.call.tenant, item.call
-        exceeds = self._some_keep and not self._known(name).keeps
-        yields = name in self._bounds(now)[1] or (exceeds and self._prompts.seconds(call).work > LONG_S)
+        (bounds, flooding), call, name = self._bounds(now), item.call, item.call.tenant
+        long_s = LONG_S if self._some_keep and not self._known(name).keeps else VERY_LONG_S
+        yields = name in flooding or (len(bounds) > 1 and self._prompts.seconds(call).work > long_s)
         owed = not yields and self.is_owed(now, name)
         if call.yields == yields and call.owed == owed:
             return item
