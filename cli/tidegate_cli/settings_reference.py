@@ -289,7 +289,7 @@ and `tidegate up --config FILE` read the same file. A file names only the settin
   `TIDEGATE_POOL_TOKEN` (`auth.poolToken`), `TIDEGATE_HOST` (`listen.host`), `OTEL_EXPORTER_OTLP_ENDPOINT`
   (`tracing.endpoint`).
 - The options of `tidegate up` override both. `tidegate up` starts a store where `store.url` is null, and the engines of
-  `--engines` where the file names none. Its steering loop replaces `policy.name` when the load asks for another policy.
+  `--engines` where the file names none. Its steering loop begins with `urgency`, whatever `policy.name` is.
 - A running `tidegate gateway` takes over changes of `classes`, `defaultClass`, `tenants`, `workflows` and `policy` from its
   file in seconds. Changes of the other settings take effect at its next start. A file that cannot be used changes nothing.
 - The last column names the field of a ServingPool from which the operator takes the setting.
