@@ -361,8 +361,9 @@ def test_downloads_show_in_the_status_of_a_pool(kubectl, operator, eventually, s
         kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", patch)
 
     def weights():
-        found = kubectl("get", "spool/chat", "-o", "jsonpath={.status.nodePools[0].weights}")
-        return json.loads(found) if found else None
+        found = kubectl("get", "spool/chat", "-o", "jsonpath={.status.nodePools}")
+        (pool,) = json.loads(found) if found else ({},)  # kubectl fails on an entry that is not there yet
+        return pool.get("weights")
 
     eventually(lambda: weights() == {"state": "Waiting"})
     silent_node.lines[name] = "45% of 15.2 GiB, 118.0 MiB/s"
