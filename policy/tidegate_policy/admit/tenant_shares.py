@@ -24,7 +24,7 @@ small parts (`engine.yielding_prompts`).
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from tidegate_policy import policies
@@ -82,7 +82,6 @@ class TenantShares:
         self._headroom, self._floods_part = (HEADROOM, FLOODS_PART) if headroom else (0.0, 1.0)
         self._least, self._full_at = (LEAST_PLACES, 0.0) if headroom else (0, 1.0 - MARGIN)
         """A call enters while its tenant has more free places than that."""
-        self._look = unfair_look.UnfairLook()
         self._bounds_found: tuple[dict[str, float], Collection[str]] = ({}, ())
         self._bounds_until_s = -math.inf
         """Until then the bounds of many tenants count, whatever happens."""
@@ -93,13 +92,14 @@ class TenantShares:
         self._bounds_of = 0.0, 0.0, 0.0
         """The places, the limits and the memory of the engines, as the bounds were computed."""
         self._some_keep = False
-        """Some tenant keeps to its part, and another one does not."""
+        """Some tenant that competes keeps to its part."""
         self._bounds_rate = 0.0
         """The part of the pool's time for each unit of weight."""
         self._bounded = bounded
         self._policy = policy
         self._tenants: OrderedDict[str, TenantRecord] = OrderedDict()
         """The one seen least recently first."""
+        self._look = unfair_look.UnfairLook(self._tenants, self.bounds)
         self._held = self._sequences = 0
         self._tokens = 0
         """KV tokens of the calls in the queue or at engines."""
@@ -198,18 +198,16 @@ class TenantShares:
     def surplus(self, now: float) -> dict[str, int]:
         """Sequences that tenants have beyond their bounds, because they were alone when these entered. Those that still
         wait for engines are to be held again. Empty if no tenant has, and for a while after the last time."""
-        return {} if len(self._tenants) < 2 else self._look.surplus(now, self._tenants, self.bounds)
+        return self._look.surplus(now)
 
     def is_owed(self, now: float, name: str) -> bool:
         """Whether the tenant has at most its part, while another one has more than it may have."""
-        return not self.is_fair(now) and self._tenants[name].has <= self._unfair(now).get(name, 0.0)
+        bounds = self._look.bounds(now)
+        return bool(bounds) and self._tenants[name].has <= bounds.get(name, 0.0)
 
     def is_fair(self, now: float) -> bool:
         """No tenant has more than it may have, as far as the last look showed."""
-        return len(self._tenants) < 2 or not self._unfair(now)
-
-    def _unfair(self, now: float) -> Mapping[str, float]:
-        return self._look.bounds(now, self._tenants, self.bounds)
+        return not self._look.bounds(now)
 
     def on_settings(self, *, several: bool) -> None:
         """The settings name several tenants, or do not."""

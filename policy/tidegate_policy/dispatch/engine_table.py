@@ -110,7 +110,7 @@ class EngineTable:
         self._limits = 0.0
         self._kv_tokens = 0.0
         self._kinds_are_known = False
-        """Whether `_kinds`, `_live_kinds` and `_limits` hold for the engines as they are."""
+        """Whether `_kinds`, `_live_kinds`, `_limits` and `_kv_tokens` hold for the engines as they are."""
         self._accepting: Sequence[Engine] = ()
         self._accepting_until_at_s = -math.inf
         """The instant at which `_accepting` must be computed again because an ejection ends."""
