@@ -27,6 +27,8 @@ NOT_EVERYWHERE = (
     f"not every engine has it after {PROPAGATION_S:.0f} s; the operator (or `tidegate up`) sets the policy of engines, a "
     "gateway alone that of its own queue\n"
 )
+LONGEST_S = 7 * 24 * 3600
+"""Of an override, as in the gateway."""
 POLL_S = 0.5
 WATCH_S = 1.0
 IN_FORCE = "in force"
@@ -48,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--for",
         dest="duration",
         metavar="TIME",
-        help="duration of the override: 90s, 10m (the default), 2h, at most 168h",
+        help=f"duration of the override: 90s, 10m (the default), 2h, at most {LONGEST_S // 3600}h",
     )
     for verb in (getting, setting):
         _add_common(verb, admin=argparse.SUPPRESS, as_json=argparse.SUPPRESS)
@@ -66,6 +68,8 @@ def run(options: argparse.Namespace) -> int:
         if options.name not in {*policies.POLICIES, "auto"}:
             raise Usage(f"unknown policy {options.name!r}; known are auto, {', '.join(sorted(policies.POLICIES))}")
         body = {"policy": None if options.name == "auto" else options.name}
+        if options.duration is not None and options.name == "auto":
+            raise Usage("--for is the duration of an override; auto ends one")
         if options.duration is not None:
             body["for_s"] = _held_s(options.duration)
     admin = options.admin if "://" in options.admin else f"http://{options.admin}"
@@ -81,7 +85,8 @@ def _show(options: argparse.Namespace, answer: Mapping[str, Any], engines: Mappi
         sys.stdout.write(json.dumps({**answer, "engines": engines}) + "\n")
         return
     left = f", {answer['left_s']:.0f} s left" if answer.get("left_s") is not None else ""
-    reason = "" if answer["reason"] in ("", answer["source"]) else f": {terminal_text.plain(answer['reason'])}"
+    said = ("", answer["source"], f"the {answer['source']}")
+    reason = "" if answer["reason"] in said else f": {terminal_text.plain(answer['reason'])}"
     sys.stdout.write(f"{answer['name']}  ({answer['source']}{left}{reason})\n")
     sys.stdout.writelines(f"  {name}: {how}\n" for name, how in engines.items())
     if options.verb == "get":
@@ -94,7 +99,7 @@ def switch_lines(switches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield "last switches (docs/steering.md):\n"
     for each in switches[:SHOWN_SWITCHES]:
         yield from _explained(each)
-        yield f"    effect, 60 s after:    {each['effect']}\n"
+        yield f"    {_span('effect', each, 'after'):23}{each['effect']}\n"
 
 
 def _explained(each: Mapping[str, Any]) -> Iterator[str]:
@@ -104,7 +109,7 @@ def _explained(each: Mapping[str, Any]) -> Iterator[str]:
         yield f"    alternatives:          {terminal_text.plain(', '.join(each['alternatives']))}\n"
     if each.get("expected"):
         yield f"    expected:              {terminal_text.plain(each['expected'])}\n"
-    yield f"    evidence, 60 s before: {each['evidence']}\n"
+    yield f"    {_span('evidence', each, 'before'):23}{each['evidence']}\n"
 
 
 async def _watch(admin: str, answer: Mapping[str, Any], *, as_json: bool) -> None:
@@ -135,11 +140,18 @@ async def _watch(admin: str, answer: Mapping[str, Any], *, as_json: bool) -> Non
                     sys.stdout.writelines([json.dumps(each) + "\n"] if as_json else _explained(each))
                 elif name in awaited and SO_FAR not in each["effect"] and not as_json:
                     awaited.remove(name)
-                    sys.stdout.write(f"  {each['at']}  {each['to']}: effect, 60 s after: {each['effect']}\n")
+                    sys.stdout.write(
+                        f"  {each['at']}  {each['to']}: {_span('effect', each, 'after')} {each['effect']}\n"
+                    )
 
 
 def _identity(switch: Mapping[str, Any]) -> tuple[str, str]:
     return str(switch["at"]), str(switch["to"])
+
+
+def _span(what: str, each: Mapping[str, Any], when: str) -> str:
+    """The name of a line, with the seconds that it is about: 60, or fewer beside another switch or at the start."""
+    return f"{what}, {each.get(when, {}).get('seconds', 60.0):.0f} s {when}:"
 
 
 def _switch(each: Mapping[str, Any]) -> str:
@@ -153,8 +165,8 @@ def _held_s(text: str) -> float:
         seconds = duration.seconds(text)
     except ValueError as error:
         raise Usage(str(error)) from error
-    if not seconds > 0:
-        raise Usage("--for must be more than 0")
+    if not 0 < seconds <= LONGEST_S:
+        raise Usage(f"--for must be more than 0 and at most {LONGEST_S // 3600}h")
     return seconds
 
 
@@ -177,7 +189,7 @@ async def _ask(admin: str, body: dict[str, Any] | None) -> tuple[dict[str, Any],
         async with _session() as session:
             if body is not None:
                 await _answer(session, "PUT", f"{admin}/admin/policy", body)
-            give_up = asyncio.get_running_loop().time() + (PROPAGATION_S if body and body["policy"] else 0)
+            give_up = asyncio.get_running_loop().time() + (PROPAGATION_S if body else 0)
             while True:
                 state = await _answer(session, "GET", f"{admin}/admin/state")
                 policy: dict[str, Any] = state["policy"]
@@ -187,7 +199,7 @@ async def _ask(admin: str, body: dict[str, Any] | None) -> tuple[dict[str, Any],
                 if waited <= {IN_FORCE}:
                     return policy, engines
                 if now >= give_up:
-                    if body and body["policy"]:
+                    if body:
                         sys.stderr.write(NOT_EVERYWHERE)
                     return policy, engines
                 await asyncio.sleep(POLL_S)

@@ -74,9 +74,12 @@ async def _steer(options: argparse.Namespace, controls: Mapping[str, str], token
         interval_s=INTERVAL_S,
         guards=guards.GuardSettings(dwell_s=3 * INTERVAL_S),
     )
-    held = None if options.policy == "auto" else steering_loop.Override(policy=options.policy, reason="--policy")
+    held = (
+        None if options.policy == "auto" else steering_loop.Override(policy=options.policy, reason="fixed by --policy")
+    )
     driver = steering_driver.SteeringDriver(None, settings, now=time.time(), token=token)
     behind: Mapping[str, str] = {}
+    waiting: guards.Held | None = None
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
         admin = gateway_admin.GatewayAdmin(session, f"http://127.0.0.1:{options.admin_port}")
         try:
@@ -88,6 +91,9 @@ async def _steer(options: argparse.Namespace, controls: Mapping[str, str], token
                 outcome = driver.observe(time.time(), await admin.override() or held, monotonic_s=time.monotonic())
                 if outcome.verdict.kind is not guards.Kind.KEEP:
                     sys.stderr.write(f"policy {outcome.verdict.policy}: {outcome.verdict.reason}\n")
+                if outcome.held is not None and outcome.held != waiting:
+                    sys.stderr.write(f"{steering_driver.held_back(outcome.held)}\n")
+                waiting = outcome.held
                 await driver.enforce()
                 state = outcome.state
                 await admin.follow(

@@ -6,7 +6,9 @@ other parameters (it is new, it restarted, or a call to it failed) is set again 
 """
 
 import asyncio
+import datetime
 import logging
+import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 
 from tidegate_control import control_connections
@@ -115,6 +117,13 @@ class SteeringDriver:
         if self._asking is not None:
             self._asking.cancel()
         await self.engines.close()
+
+
+def held_back(held: guards.Held) -> str:
+    """Why a proposal of the selector has not taken effect."""
+    until = datetime.datetime.fromtimestamp(math.ceil(held.until_at_s), datetime.UTC)
+    what = "the end of the bypass" if held.policy == held.active else held.policy
+    return f"{what} is proposed, and the guards keep {held.active} until {until:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _defaults(policy: str) -> dict[str, float]:

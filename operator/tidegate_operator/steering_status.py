@@ -5,6 +5,7 @@ import datetime
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from tidegate_control import steering_driver
 from tidegate_operator import error_budget, pool_status, reconcile, spec, store_status
 from tidegate_operator.spec import Json
 from tidegate_policy import qos
@@ -55,7 +56,7 @@ def of_steering(
         "steering": steer_memory.written(state),
         "conditions": pool_status.timed(
             [
-                trouble or _stability(state, settings, now.timestamp()),
+                trouble or _stability(outcome, settings, now.timestamp()),
                 credibility(outcome.outliers),
                 store or store_status.carried(before),
             ],
@@ -187,8 +188,11 @@ def credibility(outliers: Mapping[str, str]) -> pool_status.Condition:
     return pool_status.Condition(type="ReportsCredible", status=False, reason="Outliers", message=message)
 
 
-def _stability(state: guards.SteerState, settings: guards.GuardSettings, now: float) -> pool_status.Condition:
+def _stability(outcome: steering_loop.Outcome, settings: guards.GuardSettings, now: float) -> pool_status.Condition:
+    state = outcome.state
     age_s, shown = now - state.since_at_s, f"{state.active}: {steering_loop.explained(state)}"
+    if outcome.held is not None:
+        shown += f"; {steering_driver.held_back(outcome.held)}"
     if state.kind is guards.Kind.BYPASS:
         return pool_status.Condition(type="PolicyStable", status=False, reason="Bypass", message=shown)
     if age_s < guards.minimum_dwell_s(state, settings) and state.kind is not guards.Kind.OVERRIDE:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -66,8 +67,8 @@ async def test_get_prints_the_last_switches_with_evidence_and_effect_in_the_word
     assert await tidegate("--admin", gateway.admin, "--json", "get") == 0
     (switch,) = json.loads(capsys.readouterr().out)["switches"]
     assert switch["at"] in text
-    assert f"evidence, 60 s before: {switch['evidence']}" in text
-    assert f"effect, 60 s after:    {switch['effect'].partition(' (first')[0]}" in text
+    assert re.search(rf"    evidence, \d+ s before:  ?{re.escape(switch['evidence'])}\n", text)
+    assert re.search(rf"    effect, \d+ s after:  +{re.escape(switch['effect'].partition(' (first')[0])}", text)
 
 
 def test_get_prints_the_alternatives_and_the_expected_effect_of_a_switch_if_the_gateway_tells_them() -> None:
@@ -106,6 +107,20 @@ async def test_watch_prints_each_further_switch_until_ctrl_c(gateway: Addresses)
     assert b"urgency -> sjf  (override: set by hand)" in await process.stdout.readline()
     process.send_signal(signal.SIGINT)
     assert await process.wait() == 130
+
+
+async def test_the_end_of_an_override_is_awaited_and_has_no_duration(
+    gateway: Addresses, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await tidegate("--admin", gateway.admin, "set", "sjf") == 0
+    assert await tidegate("--admin", gateway.admin, "set", "auto") == 0
+    assert capsys.readouterr().out.splitlines()[-2].startswith("urgency  (settings")
+    for words, said in (
+        (("auto", "--for", "5m"), "--for is the duration of an override; auto ends one"),
+        (("edf", "--for", "169h"), "--for must be more than 0 and at most 168h"),
+    ):
+        assert await tidegate("--admin", gateway.admin, "set", *words) == 2
+        assert said in capsys.readouterr().err
 
 
 async def test_get_and_watch_send_the_token_of_the_pool() -> None:

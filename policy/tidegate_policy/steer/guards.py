@@ -122,12 +122,25 @@ class SteerState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A proposal that the guards hold back."""
+
+    policy: str
+    """The policy that is proposed. The active one: the end of a bypass."""
+    active: str
+    """The policy that stays."""
+    until_at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """`policy` should be in force on every engine, because of `reason`."""
 
     kind: Kind
     policy: str
     reason: str
+    held: Held | None = None
+    """A proposal that waits; None where none does."""
 
 
 def step(
@@ -233,7 +246,7 @@ def _decide(
     is_bypass = state.kind is Kind.BYPASS
     if proposed is not None and proposed.emergency and not (is_bypass and state.active == policies.SAFE):
         if state.active != policies.SAFE and len(_of_last_hour(now, state)) >= settings.per_hour:
-            return state, _keep(state)
+            return state, _held(state, proposed, _spent_until_s(now, state, settings.per_hour))
         ended_at_s = -math.inf if state.bypass_ended_at_s is None else state.bypass_ended_at_s
         soon = now - ended_at_s <= SOON_DWELLS * _bypass_s(state, settings)
         after, verdict = _switch(now, state, Kind.BYPASS, policies.SAFE, proposed.reason, None)
@@ -258,13 +271,13 @@ def _decide(
         return state, _keep(state)
     dwell_s = minimum_dwell_s(state, settings)
     if now - state.since_at_s < dwell_s:
-        return state, _keep(state)
+        return state, _held(state, proposed, state.since_at_s + dwell_s)
     if proposed.policy == state.active:  # the bypass ends, and its policy stays
         return _resumed(now, state, *_switch(now, state, Kind.SWITCH, state.active, proposed.reason, None))
     if _is_banned(now, state, proposed.policy):
-        return state, _keep(state)
+        return state, _held(state, proposed, state.banned_until_at_s[proposed.policy])
     if len(_of_last_hour(now, state)) >= settings.per_hour - 2:
-        return state, _keep(state)
+        return state, _held(state, proposed, _spent_until_s(now, state, settings.per_hour - 2))
     again = now - state.left_at_s.get(proposed.policy, -math.inf) <= SOON_DWELLS * dwell_s
     remembered = replace(
         state,
@@ -349,3 +362,12 @@ def _of_last_hour(now: float, state: SteerState) -> tuple[float, ...]:
 
 def _keep(state: SteerState) -> Verdict:
     return Verdict(kind=Kind.KEEP, policy=state.active, reason=state.reason)
+
+
+def _held(state: SteerState, proposed: proposal.Proposal, until_at_s: float) -> Verdict:
+    return replace(_keep(state), held=Held(policy=proposed.policy, active=state.active, until_at_s=until_at_s))
+
+
+def _spent_until_s(now: float, state: SteerState, switches: int) -> float:
+    """When fewer than `switches` of the loop lie within an hour."""
+    return _of_last_hour(now, state)[-switches] + HOUR_S

@@ -91,6 +91,8 @@ class Outcome:
     """What each engine delivered since the selector's last decision, by address; None between two decisions."""
     outliers: Mapping[str, str] = field(default_factory=dict)
     """By address: why the numbers of an engine cannot be believed."""
+    held: guards.Held | None = None
+    """The proposal of the last decision that waits; None where none does."""
     judged: qos.Qos | None = None
     """The service that followed the last switch, in the observation that completes its trial; None in every other one."""
 
@@ -116,6 +118,7 @@ class SteeringLoop:
         self._engines: tuple[int, int] = (0, 0)
         """The engines that report, and those whose reports are overdue, at the last observation."""
         self._pending = llm_choice.Pending()
+        self._held: guards.Held | None = None
 
     def observe(
         self,
@@ -168,6 +171,8 @@ class SteeringLoop:
             unfit=unfit,
             only_emergencies=not is_decision,
         )
+        if is_decision or verdict.held or verdict.kind is not guards.Kind.KEEP:
+            self._held = verdict.held
         judged: qos.Qos | None = None
         held = self.state.trial
         if held is not None and now >= self.state.since_at_s + guards.trial_s(self.state, self.settings.guards):
@@ -179,6 +184,7 @@ class SteeringLoop:
             verdict=verdict,
             window=believed.reports if is_decision else None,
             outliers=believed.outliers,
+            held=self._held,
             judged=judged,
         )
 
