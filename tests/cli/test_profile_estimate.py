@@ -47,7 +47,7 @@ def test_the_estimate_is_a_profile_and_says_that_nobody_measured_it(
     assert (model.max_batch, model.max_step_tokens) == (1024, 8192)
     assert model.kv_tokens > 900_000
     assert "Nobody has measured it." in told
-    assert "from measured runs of 3 shipped profiles: step_s 0.85 to 1.60" in told
+    assert "from measured runs of 4 shipped profiles: step_s 0.85 to 1.60" in told
 
 
 def test_the_numbers_may_be_given_by_hand(config: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
