@@ -10,7 +10,7 @@ from tidegate_policy import labels, policies
 from tidegate_policy.cost import CostModel
 from tidegate_policy.engine import engine_core, engine_status, session_hold
 from tidegate_policy.engine.regulators import Regulator
-from tidegate_policy.model import CallId
+from tidegate_policy.model import Call, CallId
 from tidegate_policy.waiting_queue import WaitingQueue
 from tidegate_sim import engine_limits, fast_plan_execution, fast_scheduler
 from tidegate_sim.fast_scheduler import FastRequest, Step
@@ -91,9 +91,8 @@ class FastPlugin(fast_scheduler.FastScheduler):
     def arrive(self, request: FastRequest, sent: Mapping[str, labels.Label]) -> None:
         """A request with the labels that the gateway sent. If `check` raises `ValueError`, nothing changes."""
         self.check(request)
-        now = self._clock()
         call = labels.read(
-            now,
+            self._clock(),
             sent,
             call_id=CallId(request.id),
             prompt_tokens=request.prompt_tokens,
@@ -102,7 +101,12 @@ class FastPlugin(fast_scheduler.FastScheduler):
             client_priority=float(request.priority),
             client_arrived_s=request.arrived_at_s,
         )
-        self.core.on_arrival(now, call)
+        self.receive(request, call)
+
+    def receive(self, request: FastRequest, call: Call) -> None:
+        """As `arrive`, with the labels as a call."""
+        self.check(request)
+        self.core.on_arrival(self._clock(), call)
         self.add(request)
 
     def abort(self, request_id: str) -> None:
@@ -125,11 +129,15 @@ class FastPlugin(fast_scheduler.FastScheduler):
         ended, self._ended = self._ended, {}
         self.core.on_step(
             now,
-            step_s=now - self._began_s if step.tokens else 0.0,
+            step_s=self.seconds(step, now - self._began_s) if step.tokens else 0.0,
             computed=_computed(step, results),
             ended=ended,
         )
         return results
+
+    def seconds(self, step: Step, passed_s: float) -> float:
+        """The duration of a step, whose end comes `passed_s` after its start."""
+        return passed_s
 
     def _end(self, request: FastRequest, *, finished: bool) -> None:
         self._ended[CallId(request.id)] = finished

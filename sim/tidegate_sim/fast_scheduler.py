@@ -55,7 +55,7 @@ class FastRequest:
         """`ends` is the number of output tokens. Only the modelled forward pass reads it."""
         self.id = request_id
         self.prompt_tokens = prompt_tokens
-        self.ends = min(ends, engine_limits.MAX_OUTPUT_TOKENS, engine_limits.MAX_MODEL_LEN - prompt_tokens)
+        self.ends = ends
         self.priority = priority
         """The client's own priority; only vLLM's priority policy reads it."""
         self.arrived_at_s = arrived_at_s
@@ -188,6 +188,9 @@ class PriorityQueue:
 class FastScheduler:
     """vLLM's scheduler class with its policy `fcfs` or `priority`."""
 
+    context = engine_limits.MAX_MODEL_LEN
+    """The most tokens of a prompt and its output together."""
+
     def __init__(self, limits: CostModel, *, policy: str = "fcfs", prefix_cache: bool = True) -> None:
         self.kv = fast_kv_cache.KvCache(engine_limits.kv_blocks(limits.kv_tokens), caching=prefix_cache)
         self.requests: dict[str, FastRequest] = {}
@@ -225,7 +228,8 @@ class FastScheduler:
             runs = _prompt(prompt_tokens, prefixes, self._own)
         output = WORD if output_prefix is None else output_prefix
         keys = fast_kv_cache.Tokens(self.kv.keys, runs, output, own=self._own)
-        return FastRequest(request_id, prompt_tokens, output_tokens, keys, priority, arrived_at_s)
+        ends = min(output_tokens, self.context - prompt_tokens)
+        return FastRequest(request_id, prompt_tokens, ends, keys, priority, arrived_at_s)
 
     def add(self, request: FastRequest) -> None:
         """Raises `ValueError` as `check` does."""
@@ -235,7 +239,7 @@ class FastScheduler:
 
     def check(self, request: FastRequest) -> None:
         """Raises `ValueError` for a prompt that vLLM's front end rejects."""
-        if not 0 < request.prompt_tokens < engine_limits.MAX_MODEL_LEN:
+        if not 0 < request.prompt_tokens < self.context:
             raise ValueError(f"a prompt of {request.prompt_tokens} tokens does not fit into the model's context")
 
     def abort(self, request_id: str) -> None:

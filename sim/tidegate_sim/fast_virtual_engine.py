@@ -85,7 +85,7 @@ class FastEngine:
         request = self._scheduler.request(
             call.id,
             call.prompt_tokens,
-            output_tokens,
+            min(output_tokens, engine_limits.MAX_OUTPUT_TOKENS),
             prefixes,
             output_prefix,
             priority=engine_limits.stock_priority(self._stock_key, call, self.cost),

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -70,6 +70,7 @@ class SimulatedEngine:
         try:
             body = responses_double.as_chat(await request.read())
             parsed = sim_request.parse(body, chat=True, models=self.identity.models)
+            self._check_length(parsed.calls, parsed.output_tokens)
         except sim_request.BadRequest as error:
             return _rejection(error)
         head = {**self._head(request, parsed), "id": f"resp_{uuid.uuid4().hex}"}
@@ -87,6 +88,7 @@ class SimulatedEngine:
     async def _embeddings(self, request: web.Request) -> web.StreamResponse:
         try:
             parsed = embeddings_double.parse(await request.read(), models=self.identity.models)
+            self._check_length(parsed.calls, 1)
         except sim_request.BadRequest as error:
             return _rejection(error)
         async for index, _ in self.engine.generate(parsed.calls, 1):
@@ -96,6 +98,7 @@ class SimulatedEngine:
     async def _answer(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         try:
             parsed = sim_request.parse(await request.read(), chat=chat, models=self.identity.models)
+            self._check_length(parsed.calls, parsed.output_tokens)
         except sim_request.BadRequest as error:
             return _rejection(error)
         head = self._head(request, parsed)
@@ -112,6 +115,16 @@ class SimulatedEngine:
                 await response.write(b"data: " + chunk + b"\n\n")
             await response.write(b"data: [DONE]\n\n")
         return response
+
+    def _check_length(self, calls: Sequence[Call], output_tokens: int) -> None:
+        """Raises `BadRequest` for a call that is longer than the context of the engine."""
+        context, prompt = self.engine.context, max(call.prompt_tokens for call in calls)
+        if prompt + output_tokens > context:
+            raise sim_request.BadRequest(
+                f"This model's maximum context length is {context} tokens. However, you requested {output_tokens} output "
+                f"tokens and your prompt contains {prompt} input tokens.",
+                param="prompt",
+            )
 
     def _head(self, request: web.Request, parsed: sim_request.SimRequest) -> dict[str, object]:
         name = "chatcmpl" if parsed.chat else "cmpl"
@@ -137,7 +150,7 @@ class SimulatedEngine:
             yield index, word if done == 1 else f" {word}"
 
     async def _models(self, _: web.Request) -> web.Response:
-        common = {"object": "model", "owned_by": "tidegate-sim", "max_model_len": 131072}
+        common = {"object": "model", "owned_by": "tidegate-sim", "max_model_len": self.engine.context}
         return web.json_response({"object": "list", "data": [{"id": name, **common} for name in self.identity.models]})
 
     async def _health(self, _: web.Request) -> web.Response:

@@ -1,229 +1,125 @@
-"""A simulated engine in real time: continuous batching over a cost model, without a language model.
+"""A simulated engine in real time: Tidegate's scheduler over a cost model, without a language model.
 
-It drives the engine core that vLLM's scheduler mixin drives. Each step starts waiting calls in the order of the policy,
-prefills in chunks, decodes one token for each running call, and lasts as long as the cost model says. `openai_double`
-gives it vLLM's HTTP interface. Its answers are filler text; its timing, queueing and protocol are real. For experiments
-use `virtual_engine`, which runs vLLM's scheduler in virtual time.
+Its schedule is that of `fast_plugin`: the model of vLLM's scheduler with Tidegate's engine core. A step lasts as long as
+the cost model says. `openai_double` gives it vLLM's HTTP interface. Its answers are filler text; its timing, queueing and
+protocol are real. For experiments use `virtual_engine`, which runs vLLM's own scheduler in virtual time.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 from tidegate_policy import policies
 from tidegate_policy.cost import CostModel
 from tidegate_policy.engine import engine_core
 from tidegate_policy.engine.regulators import Regulator
-from tidegate_policy.engine.step import EngineLimits, StepPlan
-from tidegate_policy.model import Call, CallId
+from tidegate_policy.model import Call
+from tidegate_sim import engine_limits, fast_plugin, fast_scheduler
 
 BEHIND_S = 0.5
 """A loop that is later than this (its process was stopped) does not try to catch up."""
+LONGEST_CONTEXT = 131072
+"""Tokens of a prompt and its answer together; fewer where the KV memory is smaller."""
 
 
-@dataclass(slots=True, eq=False)
-class _Sequence:
-    call: Call
-    output_tokens: int
-    """Tokens that the sequence will produce."""
-    prefill_left: int
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """The tokens of one choice of an answer."""
+
     index: int
-    """The choice of its request that the sequence produces."""
     out: asyncio.Queue[tuple[int, int]]
-    done: int = 0
-
-    @property
-    def context(self) -> int:
-        """Its tokens in the KV cache."""
-        return self.call.prompt_tokens + self.done - self.prefill_left
-
-    @property
-    def whole(self) -> int:
-        """Its tokens at its end."""
-        return self.call.prompt_tokens + self.output_tokens
 
 
-@dataclass(slots=True)
-class _Step:
-    """A step under way."""
+class _Scheduler(fast_plugin.FastPlugin):
+    """The core learns from the durations that the cost model gives: those on the clock depend on the machine's load."""
 
-    seconds: float = 0.0
-    produced: list[_Sequence] = field(default_factory=list)
-    """The sequences that get a token."""
-    prompt_tokens: dict[CallId, int] = field(default_factory=dict)
+    def __init__(self, cost: CostModel, *, policy: str, regulators: Sequence[Regulator]) -> None:
+        super().__init__(cost, policy=policy, clock=time.monotonic, regulators=regulators, prefix_cache=False)
+        self._cost = cost
+        self.context = min(LONGEST_CONTEXT, self.kv.blocks * engine_limits.BLOCK_TOKENS)
+
+    def seconds(self, step: fast_scheduler.Step, passed_s: float) -> float:
+        return step.seconds(self._cost)
 
 
 class RealtimeEngine:
-    """Calls go in, paced tokens come out."""
+    """Calls go in, paced tokens come out. It has no prefix cache."""
 
     def __init__(
         self, cost: CostModel, *, policy: str = policies.DEFAULT, regulators: Sequence[Regulator] = ()
     ) -> None:
         self.cost = cost
-        self._sequences: dict[CallId, _Sequence] = {}
-        self._running: list[_Sequence] = []
-        self.core = engine_core.EngineCore(
-            time.monotonic(),
-            cost=cost,
-            limits=EngineLimits(
-                max_running=cost.max_batch, max_step_tokens=cost.max_step_tokens, kv_tokens=cost.kv_tokens
-            ),
-            policy=policy,
-            regulators=regulators,
-            probe=self,
-        )
-        self._queue = self.core.queues[0]
+        self._scheduler = _Scheduler(cost, policy=policy, regulators=regulators)
+        self._streams: dict[str, _Stream] = {}
         self._work = asyncio.Event()
 
     @property
+    def core(self) -> engine_core.EngineCore:
+        return self._scheduler.core
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest prompt and its answer together."""
+        return self._scheduler.context
+
+    @property
     def running(self) -> int:
-        return len(self._running)
-
-    def kv_tokens(self, call_id: CallId) -> int:
-        return self._sequences[call_id].context
-
-    def own_kv_tokens(self, call_id: CallId, *, enough: int) -> int:
-        return self._sequences[call_id].context
-
-    def shared_tokens(self, call_id: CallId) -> int:
-        return 0
-
-    def reserved_places(self) -> int:
-        return 0
-
-    def free_kv_tokens(self) -> int:
-        return max(self.cost.kv_tokens - sum(sequence.context for sequence in self._running), 0)
-
-    def cached_tokens(self, call_id: CallId) -> int:
-        """A simulated engine has no prefix cache."""
-        return 0
-
-    def startable(self, waiting: Iterable[policies.QueuedRequest]) -> Iterator[policies.QueuedRequest]:
-        """All of them: a simulated engine compiles no grammar."""
-        return iter(waiting)
+        return len(self._scheduler.running)
 
     @property
     def waiting(self) -> int:
-        return len(self._queue)
+        return len(self._scheduler.waiting)
 
     @property
     def kv_usage(self) -> float:
-        return 1.0 - self.free_kv_tokens() / self.cost.kv_tokens
+        return self._scheduler.kv.usage
 
     async def generate(self, calls: Sequence[Call], output_tokens: int) -> AsyncIterator[tuple[int, int]]:
         """Runs the choices of one request side by side, each as a call of its own. Yields, at each token, the index of
-        its choice and the number of tokens of this choice so far. Closing the iterator aborts all choices."""
+        its choice and the number of tokens of this choice so far. Closing the iterator aborts all choices. Raises
+        `ValueError` for a call that is longer than `context`."""
+        longest = max(call.prompt_tokens for call in calls) + output_tokens
+        if longest > self.context:
+            raise ValueError(f"the context has {self.context} tokens, and a call takes {longest}")
         out: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
-        sequences = [_Sequence(call, output_tokens, call.prompt_tokens, index, out) for index, call in enumerate(calls)]
         try:
-            for sequence in sequences:
-                self._enter(sequence)
+            for index, call in enumerate(calls):
+                self._enter(call, output_tokens, _Stream(index, out))
             for _ in range(len(calls) * output_tokens):
                 yield await out.get()
         finally:
-            for sequence in sequences:
-                self._abort(sequence)
+            for call in calls:
+                if self._streams.pop(call.id, None) is not None:
+                    self._scheduler.abort(call.id)
 
     async def run(self) -> None:
         """Steps until cancelled."""
         due_at_s = time.monotonic()
         while True:
-            if not self._sequences:
+            if not self._streams:
                 self._work.clear()
                 await self._work.wait()
                 due_at_s = time.monotonic()
-            plan = self.core.take_plan(time.monotonic())
-            self._carry_out(plan)
-            step = self._step(plan)
-            due_at_s += step.seconds
-            late_s = time.monotonic() - due_at_s
-            if late_s > BEHIND_S:
-                due_at_s = time.monotonic()
-            await asyncio.sleep(max(-late_s, 0.0))
+            step = self._scheduler.schedule()
+            if step.tokens or not step.preempted:
+                due_at_s += step.seconds(self.cost)
+                late_s = time.monotonic() - due_at_s
+                if late_s > BEHIND_S:
+                    due_at_s = time.monotonic()
+                await asyncio.sleep(max(-late_s, 0.0))
             self._deliver(step)
 
-    def _enter(self, sequence: _Sequence) -> None:
-        self._queue.push(self.core.on_arrival(time.monotonic(), sequence.call))
-        self._sequences[sequence.call.id] = sequence
+    def _enter(self, call: Call, output_tokens: int, stream: _Stream) -> None:
+        request = self._scheduler.request(call.id, call.prompt_tokens, output_tokens, arrived_at_s=time.monotonic())
+        self._scheduler.receive(request, call)
+        self._streams[call.id] = stream
         self._work.set()
 
-    def _carry_out(self, plan: StepPlan) -> None:
-        """Preempts the calls that must yield, and starts waiting calls within the bounds of the plan. As in vLLM, a call
-        starts only if the running calls leave tokens of the step to it."""
-        now = time.monotonic()
-        for sequence in [sequence for sequence in self._running if sequence.call.id in plan.preempt]:
-            self._running.remove(sequence)
-            sequence.prefill_left = sequence.call.prompt_tokens + sequence.done
-            self._queue.push_preempted(self.core.on_preemption(now, sequence.call.id, output_tokens=sequence.done))
-        held = sum(sequence.whole for sequence in self._running)
-        active = [sequence for sequence in self._running if sequence.call.id not in plan.paused]
-        budget = plan.max_step_tokens - sum(sequence.prefill_left or 1 for sequence in active)
-        starts = plan.max_starts if plan.max_starts is not None else len(self._queue)
-        while self._queue and starts > 0 and budget > 0 and len(self._running) < plan.max_running:
-            sequence = self._sequences[self._queue.peek().call.id]
-            if self._running and held + sequence.whole > self.cost.kv_tokens:
-                return
-            self._queue.pop(now)
-            self._running.append(sequence)
-            held += sequence.whole
-            budget -= sequence.prefill_left
-            starts -= 1
-
-    def _step(self, plan: StepPlan) -> _Step:
-        """Computes one step: decodes first, then prefill chunks up to the bound on tokens."""
-        active = [sequence for sequence in self._running if sequence.call.id not in plan.paused]
-        decoding = [sequence for sequence in active if not sequence.prefill_left]
-        budget = plan.max_step_tokens - len(decoding)
-        context = sum(sequence.context for sequence in decoding)
-        step = _Step(produced=list(decoding))
-        uncached = attended = 0
-        for sequence in active:
-            if sequence.prefill_left and budget > 0:
-                chunk = min(sequence.prefill_left, budget)
-                attended += chunk * sequence.context + chunk * (chunk + 1) // 2
-                uncached += chunk
-                budget -= chunk
-                sequence.prefill_left -= chunk
-                step.prompt_tokens[sequence.call.id] = chunk
-                if not sequence.prefill_left:
-                    step.produced.append(sequence)
-        step.seconds = self.cost.step_seconds(
-            uncached=uncached, attended=attended, decodes=len(decoding), context=context
-        )
-        return step
-
-    def _deliver(self, step: _Step) -> None:
-        """Hands out the tokens of a step, and reports its facts to the core."""
-        output_tokens: dict[CallId, int] = {}
-        ended: dict[CallId, bool] = {}
-        for sequence in step.produced:
-            call_id = sequence.call.id
-            if self._sequences.get(call_id) is not sequence:
-                continue
-            sequence.done += 1
-            output_tokens[call_id] = 1
-            sequence.out.put_nowait((sequence.index, sequence.done))
-            if sequence.done >= sequence.output_tokens:
-                self._drop(sequence)
-                ended[call_id] = True
-        self.core.on_step(
-            time.monotonic(),
-            step_s=step.seconds,
-            computed={
-                call_id: policies.Computed(step.prompt_tokens.get(call_id, 0), output_tokens.get(call_id, 0))
-                for call_id in {**step.prompt_tokens, **output_tokens}
-            },
-            ended=ended,
-        )
-
-    def _abort(self, sequence: _Sequence) -> None:
-        if self._sequences.get(sequence.call.id) is sequence:
-            self._queue.remove(sequence.call.id)
-            self._drop(sequence)
-            self.core.on_end(time.monotonic(), sequence.call.id, finished=False)
-
-    def _drop(self, sequence: _Sequence) -> None:
-        del self._sequences[sequence.call.id]
-        if sequence in self._running:
-            self._running.remove(sequence)
+    def _deliver(self, step: fast_scheduler.Step) -> None:
+        """Hands out the tokens of a step."""
+        for request, ended in self._scheduler.finish(step):
+            stream = self._streams[request.id]
+            stream.out.put_nowait((stream.index, request.output))
+            if ended:
+                del self._streams[request.id]

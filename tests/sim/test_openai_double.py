@@ -385,3 +385,27 @@ async def test_an_embedding_takes_the_time_of_its_prompt(rig: Rig) -> None:
         page = await response.text()
     assert 'vllm:prompt_tokens_total{engine="0",model_name="m"} 4.0' in page
     assert 'vllm:generation_tokens_total{engine="0",model_name="m"} 0.0' in page
+
+
+async def test_answers_that_do_not_fit_into_the_memory_start_together_and_are_preempted_as_in_vllm() -> None:
+    """Memory is taken as an answer grows, and not kept for whole answers."""
+    tight = cost.CostModel(step_s=0.001, prefill_s=1e-6, kv_tokens=16 * 33, max_batch=4)
+    engine = realtime.RealtimeEngine(tight, policy="fcfs")
+    stepping = asyncio.create_task(engine.run())
+    calls = [Call(id=CallId(name), arrived_at_s=0.0, prompt_tokens=32, output_predicted=8) for name in "abc"]
+    most = 0
+    async for _ in engine.generate(calls, 200):
+        most = max(most, engine.running)
+    assert most == 3
+    assert engine.core.preemptions > 0
+    assert (engine.running, engine.waiting, engine.kv_usage) == (0, 0, 0.0)
+    stepping.cancel()
+
+
+async def test_a_call_that_is_longer_than_the_context_is_rejected_in_vllms_words(rig: Rig) -> None:
+    body = {"model": "m", "prompt": "x", "max_tokens": rig.engine.context}
+    async with rig.http.post(rig.url + "/v1/completions", json=body) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["message"].startswith("This model's maximum context length is ")
+    async with rig.http.get(rig.url + "/v1/models") as response:
+        assert (await response.json())["data"][0]["max_model_len"] == rig.engine.context
