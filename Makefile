@@ -88,7 +88,7 @@ bench-real: $(VENV)/.installed-all ## small cases of the suites in wall-clock ti
 vllm-tests: $(VENV)/.installed-all ## vLLM's own tests of its scheduler, on its classes and on ours: VLLM_TESTS='--select priority' (20 minutes)
 	$(BIN)/python tools/vllm_tests/run $(VLLM_TESTS)
 
-steering-demo: $(VENV)/.installed-all ## shifts the load on `tidegate up` and prints each switch of the policy with its reason (6 minutes)
+steering-demo: $(VENV)/.installed-up ## shifts the load on `tidegate up` and prints each switch of the policy with its reason (6 minutes)
 	$(BIN)/python tools/steering/demonstrate
 
 page-image: $(VENV)/.installed-all ## docs/images/page.png: a picture of the page under load (needs Debian's package chromium)

@@ -128,7 +128,7 @@ async def _watch(admin: str, answer: Mapping[str, Any], *, as_json: bool) -> Non
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 if answers:
                     sys.stderr.write(
-                        f"the gateway does not answer ({error or 'no answer in time'}); it is asked again\n"
+                        f"the gateway does not answer ({str(error) or 'no answer in time'}); it is asked again\n"
                     )
                 answers = False
                 continue
@@ -205,7 +205,7 @@ async def _ask(admin: str, body: dict[str, Any] | None) -> tuple[dict[str, Any],
                 await asyncio.sleep(POLL_S)
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
         raise Failed(
-            f"no gateway's admin API answers at {admin} ({error or 'no answer in time'}); "
+            f"no gateway's admin API answers at {admin} ({str(error) or 'no answer in time'}); "
             "give the admin address with --admin. `tidegate up` prints the admin port, which differs from the port of /v1"
         ) from error
 

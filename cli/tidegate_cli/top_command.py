@@ -17,11 +17,11 @@ from typing import Any
 import aiohttp
 
 from tidegate_cli import api_key, terminal_text, top_view
-from tidegate_cli.command_errors import Failed
+from tidegate_cli.command_errors import Failed, Usage
 
 URL = "http://127.0.0.1:8000"
 TIMEOUT_S = 5.0
-SHORTEST_S = 0.2
+SHORTEST_S, LONGEST_S = 0.2, 3600.0
 SHOW, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 """The terminal's other screen without a cursor, and back."""
 HOME, CLEAR_LINE, CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -40,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    if not 0 < options.interval <= LONGEST_S:
+        raise Usage(f"--interval must be more than 0 and at most {LONGEST_S:.0f}")
     url = options.url if "://" in options.url else f"http://{options.url}"
     if options.json or options.once or not sys.stdout.isatty():
         state = asyncio.run(_once(url))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import aiohttp
 
-from tidegate_cli import processes
+from tidegate_cli import processes, terminal_text
 from tidegate_cli.command_errors import Failed
 from tidegate_control import steering_driver
 from tidegate_operator import gateway_admin
@@ -90,7 +90,8 @@ async def _steer(options: argparse.Namespace, controls: Mapping[str, str], token
                 sys.stderr.write(obedience(driver.active_policy, known, behind))
                 outcome = driver.observe(time.time(), await admin.override() or held, monotonic_s=time.monotonic())
                 if outcome.verdict.kind is not guards.Kind.KEEP:
-                    sys.stderr.write(f"policy {outcome.verdict.policy}: {outcome.verdict.reason}\n")
+                    reason = terminal_text.plain(outcome.verdict.reason)
+                    sys.stderr.write(f"policy {outcome.verdict.policy}: {reason}\n")
                 if outcome.held is not None and outcome.held != waiting:
                     sys.stderr.write(f"{steering_driver.held_back(outcome.held)}\n")
                 waiting = outcome.held
@@ -98,7 +99,7 @@ async def _steer(options: argparse.Namespace, controls: Mapping[str, str], token
                 state = outcome.state
                 await admin.follow(
                     state.active,
-                    steering_loop.explained(state),
+                    steering_driver.explained(outcome),
                     alternatives=state.alternatives,
                     expected=state.expected,
                 )

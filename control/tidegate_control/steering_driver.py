@@ -119,11 +119,17 @@ class SteeringDriver:
         await self.engines.close()
 
 
+def explained(outcome: steering_loop.Outcome) -> str:
+    """The reason of the active policy, and why a proposal of the selector has not taken effect."""
+    reason = steering_loop.explained(outcome.state)
+    return reason if outcome.held is None else f"{reason}; {held_back(outcome.held)}"
+
+
 def held_back(held: guards.Held) -> str:
     """Why a proposal of the selector has not taken effect."""
     until = datetime.datetime.fromtimestamp(math.ceil(held.until_at_s), datetime.UTC)
     what = "the end of the bypass" if held.policy == held.active else held.policy
-    return f"{what} is proposed, and the guards keep {held.active} until {until:%Y-%m-%dT%H:%M:%SZ}"
+    return f"{what} is proposed, and the guard {held.guard} keeps {held.active} until {until:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _defaults(policy: str) -> dict[str, float]:

@@ -71,7 +71,13 @@ class Gateway:
         )
         self.tokens = tenant_tokens.TenantTokens(self.link, clock=clock)
         self.policy = policy_choice.PolicyChoice(
-            settings.policy, self.core, self.link, self.metrics, clock=clock, wall=wall
+            settings.policy,
+            self.core,
+            self.link,
+            self.metrics,
+            waiting=lambda: self.core.dispatcher.waiting + self.discovery.waiting,
+            clock=clock,
+            wall=wall,
         )
         self.pool_clock = pool_clock.PoolClock(clock, wall)
         self.exchange = pool_exchange.PoolExchange(

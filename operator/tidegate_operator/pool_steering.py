@@ -202,7 +202,7 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
         steered.failing = errors.keys()
         state = outcome.state
         await admin.follow(
-            state.active, steering_loop.explained(state), alternatives=state.alternatives, expected=state.expected
+            state.active, steering_driver.explained(outcome), alternatives=state.alternatives, expected=state.expected
         )
         is_late = any(error.startswith(LATE) for error in errors.values())
         self._observed(key, answered=admin.answers and not is_late)

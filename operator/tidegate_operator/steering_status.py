@@ -50,7 +50,7 @@ def of_steering(
         "activePolicy": {
             "name": state.active,
             "since": reconcile.timestamp(since),
-            "reason": steering_loop.explained(state),
+            "reason": steering_driver.explained(outcome),
             "override": state.kind is guards.Kind.OVERRIDE,
         },
         "steering": steer_memory.written(state),
@@ -190,9 +190,7 @@ def credibility(outliers: Mapping[str, str]) -> pool_status.Condition:
 
 def _stability(outcome: steering_loop.Outcome, settings: guards.GuardSettings, now: float) -> pool_status.Condition:
     state = outcome.state
-    age_s, shown = now - state.since_at_s, f"{state.active}: {steering_loop.explained(state)}"
-    if outcome.held is not None:
-        shown += f"; {steering_driver.held_back(outcome.held)}"
+    age_s, shown = now - state.since_at_s, f"{state.active}: {steering_driver.explained(outcome)}"
     if state.kind is guards.Kind.BYPASS:
         return pool_status.Condition(type="PolicyStable", status=False, reason="Bypass", message=shown)
     if age_s < guards.minimum_dwell_s(state, settings) and state.kind is not guards.Kind.OVERRIDE:

@@ -8,6 +8,7 @@ import pytest
 from tidegate_control import control_contract, control_server
 from tidegate_gateway import fake_engine
 from tidegate_gateway.edge import http_api
+from tidegate_gateway.engines import metrics_scrape
 from tidegate_gateway.observe import prometheus_metrics
 
 
@@ -22,6 +23,25 @@ async def test_an_override_reaches_every_gateway_and_lapses(up: Any, until: Any)
         assert (status, answer["name"], answer["source"], answer["reason"]) == (200, "edf", "override", "trying")
         await until(lambda: two.gateway.core.dispatcher.policy == "edf")
         await until(lambda: two.gateway.core.dispatcher.policy == one.gateway.core.dispatcher.policy == "urgency")
+
+
+async def test_a_policy_that_was_in_force_before_a_gateway_started_is_no_switch(up: Any, until: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine, pool="joined") as one:
+        await put(one, {"policy": "edf"})
+        async with up(engine, pool="joined") as two:
+            await until(lambda: two.gateway.core.dispatcher.policy == "edf")
+            assert (two.gateway.policy.active.source, two.gateway.policy.switches.as_json()) == ("override", [])
+            await put(one, {"policy": "sjf"})
+            await until(lambda: two.gateway.core.dispatcher.policy == "sjf")
+            assert [each["to"] for each in two.gateway.policy.switches.as_json()] == ["sjf"]
+
+
+async def test_calls_that_wait_at_engines_count_as_waiting_at_a_switch(up: Any, until: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
+        for known in client.gateway.discovery.known.values():
+            known.load = metrics_scrape.Load(waiting=7)
+        answer = (await put(client, {"policy": "edf"}))[1]
+        assert answer["switches"][0]["before"]["waiting"] == 7
 
 
 async def test_an_exchange_with_the_store_that_began_before_an_override_does_not_undo_it(up: Any) -> None:
@@ -57,7 +77,7 @@ async def test_an_override_outranks_steering_and_can_be_taken_back(up: Any, unti
         assert {key: active[key] for key in ("name", "source", "reason", "left_s")} == {
             "name": "sjf",
             "source": "steered",
-            "reason": "steered",
+            "reason": "no reason given",
             "left_s": None,
         }
         switches = [(each["from"], each["to"], each["source"]) for each in active["switches"]]

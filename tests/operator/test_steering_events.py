@@ -100,11 +100,11 @@ def test_the_metric_has_the_share_of_met_targets_and_leaves_with_the_pool() -> N
 
 
 def test_a_proposal_that_the_guards_hold_back_is_named_with_the_time_from_which_they_allow_it(pool: spec.Pool) -> None:
-    held = guards.Held(policy="edf", active="sjf", until_at_s=NOW.timestamp() - 0.5)
+    held = guards.Held(policy="edf", active="sjf", until_at_s=NOW.timestamp() - 0.5, guard=guards.Guard.DWELL)
     waits = dataclasses.replace(outcome(guards.Kind.KEEP), held=held)
     stated = steering_status.of_steering({}, pool, waits, guards.GuardSettings(), None, {}, NOW)
     (told,) = (item for item in stated["conditions"] if item["type"] == "PolicyStable")
     assert told["message"] == (
-        "sjf: overload: 62% of targets missed in 10 s; edf is proposed, and the guards keep sjf until "
+        "sjf: overload: 62% of targets missed in 10 s; edf is proposed, and the guard dwell keeps sjf until "
         "2026-11-22T14:03:20Z"
     )

@@ -8,7 +8,7 @@ import pytest
 
 from tidegate_policy import policies
 from tidegate_policy.qos import Qos, Tally
-from tidegate_policy.steer import guards, rules, steer_memory, steering_loop
+from tidegate_policy.steer import guards, proposal, rules, steer_memory, steering_loop
 
 ALLOW = ("urgency", "edf", "sjf", "two-lane")
 SETTINGS = steering_loop.Settings(allow=ALLOW, interval_s=30.0, guards=guards.GuardSettings())
@@ -26,6 +26,7 @@ def delivered(calls: int, *, window_s: float = 10.0, missed: int = 0, waiting: i
 
 CALM = delivered(30, waiting=0)
 OVERLOAD = delivered(30, missed=20, waiting=200)
+EDF = proposal.Proposal(policy="edf", reason="misses")
 THRASHING = delivered(30, preemptions=200)
 
 
@@ -206,3 +207,27 @@ def test_a_selector_forgets_a_memory_that_it_cannot_read() -> None:
     steered = loop(state, selector=Remembering())
     assert steered.observe(30.0, {"a": [OVERLOAD]}, silent=()).verdict.policy == "sjf"
     assert steered.state.memory == {"Remembering": {"seen": 1}}
+
+
+@pytest.mark.parametrize(
+    ("kept", "until_at_s", "guard"),
+    [
+        pytest.param({"banned_until_at_s": {"edf": 7000.0}}, 7000.0, guards.Guard.BAN, id="a ban"),
+        pytest.param({"switched_at_s": (3000.0, 3100.0, 3200.0)}, 6600.0, guards.Guard.RATE, id="three switches"),
+        pytest.param(
+            {"since_at_s": 4990.0, "switched_at_s": (3000.0, 3100.0, 4990.0), "banned_until_at_s": {"edf": 5040.0}},
+            6600.0,
+            guards.Guard.RATE,
+            id="the last of all guards",
+        ),
+    ],
+)
+def test_a_proposal_that_the_guards_hold_back_takes_effect_when_they_say(
+    kept: dict[str, object], until_at_s: float, guard: guards.Guard
+) -> None:
+    held = guards.SteerState(active="fcfs", **{"since_at_s": 0.0, **kept})  # type: ignore[arg-type]
+    for now in (5000.0, until_at_s - 1):
+        after, verdict = guards.step(now, held, CALM, EDF, SETTINGS.guards)
+        assert (after, verdict.kind) == (held, guards.Kind.KEEP)
+        assert verdict.held == guards.Held(policy="edf", active="fcfs", until_at_s=until_at_s, guard=guard)
+    assert guards.step(until_at_s, held, CALM, EDF, SETTINGS.guards)[1].policy == "edf"

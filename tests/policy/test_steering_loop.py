@@ -41,7 +41,7 @@ def test_the_selector_decides_about_the_whole_interval_and_only_then() -> None:
 def test_why_a_proposal_has_not_taken_effect_is_known_until_the_next_decision() -> None:
     steered = loop(state=guards.SteerState(active="urgency", since_at_s=0.0))
     assert steered.observe(20.0, {"a": [LATE]}, silent=()).held is None
-    held = guards.Held(policy="two-lane", active="urgency", until_at_s=60.0)
+    held = guards.Held(policy="two-lane", active="urgency", until_at_s=60.0, guard=guards.Guard.DWELL)
     assert steered.observe(30.0, {"a": [LATE]}, silent=()).held == held
     assert steered.observe(40.0, {"a": [CALM]}, silent=()).held == held
     outcome = steered.observe(60.0, {"a": [LATE]}, silent=())

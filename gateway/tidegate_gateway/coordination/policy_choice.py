@@ -53,9 +53,11 @@ class PolicyChoice:
         link: store_link.StoreLink,
         metrics: prometheus_metrics.Metrics,
         *,
+        waiting: Callable[[], int],
         clock: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
+        """`waiting` counts the calls that wait in the gateway and at the engines."""
         self._settings = configured
         self.active = self._configured
         self._core = core
@@ -66,9 +68,9 @@ class PolicyChoice:
         self._override_until_at_s: float | None = None
         self.choices = 0
         """Choices that this gateway has stored."""
-        self.switches = policy_switches.PolicySwitches(
-            metrics.service, clock=clock, wall=wall, waiting=lambda: core.dispatcher.waiting
-        )
+        self.switches = policy_switches.PolicySwitches(metrics.service, clock=clock, wall=wall, waiting=waiting)
+        self._has_learned = False
+        """The store has told its choices."""
         metrics.on_policy(configured.name, configured.name, "")
         self._order()
 
@@ -124,6 +126,7 @@ class PolicyChoice:
         except store_contract.Unavailable as error:
             raise error_table.store_unavailable() from error
         self.choices += 1
+        self._has_learned = True
         self.apply(stored)
         return self.active
 
@@ -131,10 +134,12 @@ class PolicyChoice:
         """Applies what the store said to a question that was asked when there were `choices`. A choice that was stored
         meanwhile is newer."""
         if choices == self.choices:
-            self.apply(learned)
+            self.apply(learned, is_known=not self._has_learned)
+            self._has_learned = True
 
-    def apply(self, learned: store_contract.Exchange) -> None:
-        """Orders the waiting calls by the choice that ranks highest."""
+    def apply(self, learned: store_contract.Exchange, *, is_known: bool = False) -> None:
+        """Orders the waiting calls by the choice that ranks highest. If it `is_known`, it was in force in the pool before
+        this gateway started, so it is no switch of the pool."""
         self._chosen = learned
         if learned.override is not None:
             active = _active("override", learned.override)
@@ -151,14 +156,15 @@ class PolicyChoice:
         self.switches.settle()
         if active.name != before:
             reason = OVERRIDE_ENDED if ended else active.reason
-            self.switches.on_switch(
-                before,
-                active.name,
-                source=active.source,
-                reason=reason,
-                alternatives=active.alternatives,
-                expected=active.expected,
-            )
+            if not is_known:
+                self.switches.on_switch(
+                    before,
+                    active.name,
+                    source=active.source,
+                    reason=reason,
+                    alternatives=() if ended else active.alternatives,
+                    expected="" if ended else active.expected,
+                )
             count = self._order()
             self._metrics.on_policy(before, active.name, active.source)
             logger.warning("policy %s -> %s (%s): %d waiting calls ordered anew", before, active.name, reason, count)
@@ -180,7 +186,7 @@ class PolicyChoice:
 
 
 def _active(source: Source, chosen: store_contract.Chosen) -> ActivePolicy:
-    reason = chosen.reason or (SET_BY_HAND if source == "override" else source)
+    reason = chosen.reason or (SET_BY_HAND if source == "override" else "no reason given")
     return ActivePolicy(
         name=chosen.policy,
         source=source,

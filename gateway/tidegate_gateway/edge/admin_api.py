@@ -103,7 +103,7 @@ class AdminApi:
         alternatives, expected = body.get("alternatives", []), body.get("expected", "")
         for key, text in (("reason", reason), ("expected", expected)):
             if not isinstance(text, str) or len(text) > MOST_CHARACTERS:
-                raise BadRequest(f"{key} must be at most {MOST_CHARACTERS} characters", param=key)
+                raise BadRequest(f"{key} must be a text of at most {MOST_CHARACTERS} characters", param=key)
         if (
             not isinstance(alternatives, list)
             or len(alternatives) > MOST_ALTERNATIVES

@@ -85,6 +85,11 @@ class Discovery:
         found = None if self._pool is None else await self._pool.read()
         return None if found is None else [_at(address) for address in found]
 
+    @property
+    def waiting(self) -> int:
+        """Calls that wait at the engines, as these reported last."""
+        return sum([known.load.waiting or 0 for known in self.known.values()])
+
     async def _follow(self, group: asyncio.TaskGroup, loops: background_loop.BackgroundLoops, find: Find) -> None:
         """Follows the engines of one source."""
         mine: set[EngineId] = set()

@@ -23,7 +23,7 @@ class Measured:
     seconds: float
     tally: recent_service.Tally
     waiting: int
-    """Calls that waited in the gateway at its end."""
+    """Calls that waited in the gateway and at engines at its end."""
 
     def words(self) -> str:
         """The measurement as a sentence without its full stop."""
@@ -65,7 +65,7 @@ class PolicySwitches:
         wall: Callable[[], float],
         waiting: Callable[[], int],
     ) -> None:
-        """`waiting` counts the calls that wait in the gateway."""
+        """`waiting` counts the calls that wait in the gateway and at engines."""
         self._service = service
         self._clock = clock
         self._wall = wall

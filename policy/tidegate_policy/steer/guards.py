@@ -36,6 +36,14 @@ class Kind(StrEnum):
     OVERRIDE = "override"
 
 
+class Guard(StrEnum):
+    """The guards that hold a proposal back for a time."""
+
+    DWELL = "dwell"
+    BAN = "ban"
+    RATE = "rate"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardSettings:
     """How cautious the loop is."""
@@ -130,6 +138,8 @@ class Held:
     active: str
     """The policy that stays."""
     until_at_s: float
+    guard: Guard
+    """The one that holds it back for the longest time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +256,8 @@ def _decide(
     is_bypass = state.kind is Kind.BYPASS
     if proposed is not None and proposed.emergency and not (is_bypass and state.active == policies.SAFE):
         if state.active != policies.SAFE and len(_of_last_hour(now, state)) >= settings.per_hour:
-            return state, _held(state, proposed, _spent_until_s(now, state, settings.per_hour))
+            until_at_s = _spent_until_s(now, state, settings.per_hour)
+            return state, _held(state, proposed, until_at_s, Guard.RATE)
         ended_at_s = -math.inf if state.bypass_ended_at_s is None else state.bypass_ended_at_s
         soon = now - ended_at_s <= SOON_DWELLS * _bypass_s(state, settings)
         after, verdict = _switch(now, state, Kind.BYPASS, policies.SAFE, proposed.reason, None)
@@ -270,14 +281,15 @@ def _decide(
     if proposed is None or proposed.emergency or (proposed.policy == state.active and not is_bypass):
         return state, _keep(state)
     dwell_s = minimum_dwell_s(state, settings)
-    if now - state.since_at_s < dwell_s:
-        return state, _held(state, proposed, state.since_at_s + dwell_s)
+    until = {Guard.DWELL: state.since_at_s + dwell_s}
+    if proposed.policy != state.active:
+        until[Guard.BAN] = state.banned_until_at_s.get(proposed.policy, now)
+        until[Guard.RATE] = _spent_until_s(now, state, settings.per_hour - 2)
+    longest = max(until, key=until.__getitem__)
+    if now < until[longest]:
+        return state, _held(state, proposed, until[longest], longest)
     if proposed.policy == state.active:  # the bypass ends, and its policy stays
         return _resumed(now, state, *_switch(now, state, Kind.SWITCH, state.active, proposed.reason, None))
-    if _is_banned(now, state, proposed.policy):
-        return state, _held(state, proposed, state.banned_until_at_s[proposed.policy])
-    if len(_of_last_hour(now, state)) >= settings.per_hour - 2:
-        return state, _held(state, proposed, _spent_until_s(now, state, settings.per_hour - 2))
     again = now - state.left_at_s.get(proposed.policy, -math.inf) <= SOON_DWELLS * dwell_s
     remembered = replace(
         state,
@@ -364,10 +376,12 @@ def _keep(state: SteerState) -> Verdict:
     return Verdict(kind=Kind.KEEP, policy=state.active, reason=state.reason)
 
 
-def _held(state: SteerState, proposed: proposal.Proposal, until_at_s: float) -> Verdict:
-    return replace(_keep(state), held=Held(policy=proposed.policy, active=state.active, until_at_s=until_at_s))
+def _held(state: SteerState, proposed: proposal.Proposal, until_at_s: float, guard: Guard) -> Verdict:
+    held = Held(policy=proposed.policy, active=state.active, until_at_s=until_at_s, guard=guard)
+    return replace(_keep(state), held=held)
 
 
 def _spent_until_s(now: float, state: SteerState, switches: int) -> float:
-    """When fewer than `switches` of the loop lie within an hour."""
-    return _of_last_hour(now, state)[-switches] + HOUR_S
+    """When fewer than `switches` of the loop lie within an hour; `now` if that is so."""
+    recent = _of_last_hour(now, state)
+    return recent[-switches] + HOUR_S if len(recent) >= switches else now
