@@ -92,6 +92,8 @@ async def _steer(options: argparse.Namespace, controls: Mapping[str, str], token
                 if outcome.verdict.kind is not guards.Kind.KEEP:
                     reason = terminal_text.plain(outcome.verdict.reason)
                     sys.stderr.write(f"policy {outcome.verdict.policy}: {reason}\n")
+                if outcome.judged is not None:
+                    sys.stderr.write(f"after the switch to {outcome.state.active}: {outcome.state.effect}\n")
                 if outcome.held is not None and outcome.held != waiting:
                     sys.stderr.write(f"{steering_driver.held_back(outcome.held)}\n")
                 waiting = outcome.held

@@ -136,13 +136,15 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         self._returning: list[Request] = []
         """Sessions that stopped in the present `update_from_output` while they waited."""
         self._ended: dict[CallId, bool] = {}
-        self._follow_policy()
 
     @property
     def policy(self) -> SchedulingPolicy:
         """vLLM's choice of the request to preempt: the last to come, or the one with the greatest priority."""
         execution: plan_execution.PlanExecution | None = self.__dict__.get("_execution")  # None while vLLM constructs
-        return self._vllm_policy if execution is None else execution.preemption_policy(self._vllm_policy)
+        if execution is None:
+            return self._vllm_policy
+        last = SchedulingPolicy.FCFS if self._core.last_yields else SchedulingPolicy.PRIORITY
+        return execution.preemption_policy(last)
 
     @policy.setter
     def policy(self, value: SchedulingPolicy) -> None:
@@ -262,7 +264,6 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
                 if bypass:
                     self._execution.release_all()
                     self._read_core()
-                self._follow_policy()
                 return switched
 
     def set_controls(self, *, max_running: int | None, max_step_tokens: int | None) -> engine_status.Controls:
@@ -291,10 +292,6 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
     def unwatch(self, watch: window.Recorder) -> None:
         with self._lock:
             self._core.unwatch(watch)
-
-    def _follow_policy(self) -> None:
-        """Makes vLLM's choice of the request to preempt follow the active policy."""
-        self.policy = SchedulingPolicy.FCFS if self._core.policy.name == "fcfs" else SchedulingPolicy.PRIORITY
 
     def _read_core(self) -> None:
         with self._caught("meter"):

@@ -60,7 +60,8 @@ class Call:
     """Its tenant floods the pool, or its prompt is long and its tenant sends more than its part, so an engine computes the
     prompt in small parts and behind the prompts of others."""
     owed: bool = False
-    """Its tenant keeps to its bound while another one has more than its own, so it goes first in its lane."""
+    """Its tenant keeps to its bound while another one has more than its own, or to its part while another one floods the
+    pool. It goes first in its lane, and others yield memory and steps to it."""
     urgency: int = DEFAULT_URGENCY
     """0 (most urgent) to 4, within the tenant's entitlement."""
     client_priority: float = 0.0

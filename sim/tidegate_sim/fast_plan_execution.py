@@ -104,7 +104,7 @@ class FastPlanExecution:
     def first_to_yield(self) -> fast_scheduler.FastRequest:
         """The running request that is preempted for a running request that lacks memory."""
         running = self._scheduler.running
-        if self._core.policy.name == "fcfs":
+        if self._core.last_yields:
             return running[-1]
         if self._yielding is None:
             self._yielding = {call_id: place for place, call_id in enumerate(self._core.victims(self._clock()))}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tidegate_policy import policies
 from tidegate_policy.admit.pool_places import FIRST_CALLS
-from tidegate_policy.admit.prompt_window import PromptCosts, PromptSeconds
+from tidegate_policy.admit.prompt_window import PromptSeconds
 from tidegate_policy.admit.tenant_shares import FLOODING, FLOODS_PART, HEADROOM, KEEPS, LEAST_PLACES, TenantShares
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import QueuedRequest
@@ -41,7 +41,8 @@ class History:
 
     def releases(self, now: float, engines: int) -> list[Call]:
         self.begin()
-        self.shares._prompts = PromptCosts(seconds=lambda call: PromptSeconds(1.0, 1.0), engines=lambda now: engines)
+        prompts = self.shares._prompts
+        prompts.seconds, prompts._engines = (lambda call: PromptSeconds(1.0, 1.0)), (lambda now: engines)
         items = self.shares.release(now)
         for item in items:
             self.shares.enter(now, item)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tidegate_policy import policies
 from tidegate_policy.admit.outliers import OutlierSettings
 from tidegate_policy.admit.pool_places import FIRST_CALLS
-from tidegate_policy.admit.prompt_window import YIELDING_TIMES, PromptCosts, PromptSeconds
+from tidegate_policy.admit.prompt_window import YIELDING_TIMES, PoolPrompts, PromptCosts, PromptSeconds
 from tidegate_policy.admit.tenant_load import NO_LOAD, PoolLoad, TenantLoad
 from tidegate_policy.admit.tenant_shares import (
     ACTIVE_S,
@@ -68,7 +68,8 @@ def entered(
 
 def entering(shares: TenantShares, now: float, *, engines: int = 1000, prompt_s: float = 1.0) -> list[QueuedRequest]:
     """The calls that enter now."""
-    shares._prompts = PromptCosts(seconds=lambda call: PromptSeconds(prompt_s, prompt_s), engines=lambda now: engines)
+    costs = PromptCosts(seconds=lambda call: PromptSeconds(prompt_s, prompt_s), engines=lambda now: engines)
+    shares._prompts = PoolPrompts(costs)
     return shares.release(now)
 
 

@@ -309,6 +309,7 @@ def sent(now, item):
             due_at_s=None if item.due_s is None else now + item.due_s,
             tenant=f"t{item.urgency % 3}",
             yields=item.urgency == 4,
+            owed=item.urgency == 0,
             group=f"g{item.urgency}",
             session=item.session,
             tool="search" if item.output_prefix is not None else None,

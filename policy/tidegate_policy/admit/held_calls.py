@@ -27,6 +27,10 @@ class HeldCalls:
         self._queue.push(item)
         self._count(item)
 
+    def peek(self) -> QueuedRequest:
+        """The next call of the policy."""
+        return self._queue.peek()
+
     def pop(self, now: float) -> QueuedRequest:
         """The next call of the policy leaves."""
         item = self._queue.pop(now)

@@ -67,8 +67,8 @@ class PoolPlaces:
         self._expected.observe(service_s, demand_s)
 
     def work_s(self, service_s: float) -> float | None:
-        """Seconds of the whole pool for a call that takes `service_s` seconds alone; None while no call was answered."""
-        means = self._means
+        """Seconds of the whole pool for a call that takes `service_s` seconds alone; None while no call has come."""
+        means = self._expected if self.is_new else self._means
         return means.demand_s * service_s / means.alone_s if means.alone_s > 0.0 else None
 
 

@@ -2,6 +2,9 @@
 
 An engine computes prompts in turn, so the prompts of one tenant that wait there make the next prompt of another tenant
 wait. A few of them keep an engine busy. The others wait in the gateway, and enter as first tokens come.
+
+The long prompts of many tenants would still make a short one wait for all of them, so all tenants together have as few long
+prompts at the engines as one tenant may have prompts (`PoolPrompts`).
 """
 
 from collections.abc import Callable
@@ -13,6 +16,8 @@ from tidegate_policy.model import Call, CallId
 AHEAD_S = 0.25
 """Seconds of an engine that prompts of one tenant may take which are not computed yet, or one prompt for each engine. The
 gateway needs a few milliseconds to send the next one."""
+LONG_S, VERY_LONG_S = 0.1, 1.0
+"""Of prompts that yield: where another tenant keeps to its part and this one does not, and where any other competes."""
 UNSEEN_TIMES, YIELDING_TIMES = 1.25, 4.0
 """A prompt without a first token counts for so many times its seconds: the first token of an answer that is not streamed is
 not seen. A prompt of a tenant that floods the pool yields, so it takes more than its own time."""
@@ -45,6 +50,8 @@ class PromptWindow:
     """The prompts of one tenant that are not computed yet."""
 
     work_s: float = 0.0
+    turn_s: float = 0.0
+    """The place of the next long prompt of the tenant, in seconds of prompts for each unit of weight."""
     _calls: dict[CallId, tuple[float, PromptSeconds]] = field(default_factory=dict)
     """Of each call the instant at which it entered, and the seconds of its prompt."""
 
@@ -78,3 +85,47 @@ class PromptWindow:
 
     def _fills(self, engines: float, floods: bool) -> bool:
         return len(self._calls) >= engines and (floods or self.work_s >= AHEAD_S * engines)
+
+
+class PoolPrompts:
+    """The prompts of all tenants that are not computed yet. Tenants with long prompts take turns by the seconds of these
+    prompts (start-time fair queueing, Goyal et al. 1996)."""
+
+    def __init__(self, costs: PromptCosts) -> None:
+        self.seconds = costs.seconds
+        self.gateways = 1
+        """Of the pool; this one is counted."""
+        self._engines = costs.engines
+        self._long = PromptWindow()
+        """The long prompts that do not yield to others. Its turn is that of the one that entered last."""
+
+    def engines(self, now: float) -> int:
+        """Those that accept calls, or 1."""
+        return max(self._engines(now), 1)
+
+    def add(self, now: float, window: PromptWindow, weight: float, call: Call) -> None:
+        """A call of the tenant with this window enters."""
+        seconds = self.seconds(call)
+        window.add(now, call.id, seconds)
+        if seconds.work > LONG_S and not call.yields:
+            self._long.turn_s = self.turn_s(window)
+            window.turn_s = self._long.turn_s + seconds.work / weight
+            self._long.add(now, call.id, seconds)
+
+    def remove(self, window: PromptWindow, call: CallId) -> tuple[bool, bool]:
+        """The prompt is computed, or the call has left. Returns whether it counted for its tenant, and for all."""
+        return window.remove(call), self._long.remove(call)
+
+    def is_full(self, now: float, window: PromptWindow, *, floods: bool) -> bool:
+        """Whether the next prompt of a tenant would only wait at an engine."""
+        return window.is_full(now, self.engines(now) / self.gateways, floods=floods)
+
+    def has_turn(self, now: float, call: Call) -> bool:
+        """Whether the call may enter beside the long prompts of all tenants."""
+        if not self._long.is_full(now, self.engines(now) / self.gateways, floods=False):
+            return True
+        return self.seconds(call).work <= LONG_S
+
+    def turn_s(self, window: PromptWindow) -> float:
+        """The place of the next long prompt of a tenant; the least goes first."""
+        return max(self._long.turn_s, window.turn_s)

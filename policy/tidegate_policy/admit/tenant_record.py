@@ -1,6 +1,7 @@
 """What a gateway knows of a tenant: what it has and wants here and at other gateways, and how much it sent of late."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tidegate_policy.admit import held_calls, held_memory, prompt_window
@@ -102,3 +103,9 @@ class TenantRecord:
         """The instant at which a tenant that sends nothing more here has sent no more than this part of the pool's time."""
         most = part - self.rate_elsewhere
         return self.sent_at_s + LATE_S * math.log(self.sent_s / (LATE_S * most)) if most > 0.0 else math.inf
+
+
+def by_wants(tenants: Mapping[str, TenantRecord], names: list[str]) -> list[str]:
+    """Those of the tenants first that want the least for their weight."""
+    keys = [(tenants[name].wanted / tenants[name].weight, index) for index, name in enumerate(names)]
+    return [names[index] for _, index in sorted(keys)]

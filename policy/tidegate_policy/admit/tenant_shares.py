@@ -30,7 +30,7 @@ from dataclasses import replace
 from tidegate_policy import policies
 from tidegate_policy.admit import held_calls, pool_places, prompt_window, unfair_look
 from tidegate_policy.admit.tenant_load import PoolLoad, told
-from tidegate_policy.admit.tenant_record import LATE_S, TenantRecord
+from tidegate_policy.admit.tenant_record import LATE_S, TenantRecord, by_wants
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import Policy, QueuedRequest
 
@@ -47,8 +47,6 @@ ACTIVE_S = 30.0
 """A tenant without calls for longer does not compete."""
 NEWEST_CLASS = 0.05
 """The part of the newest call in the weight of its tenant, whose calls are of several classes."""
-LONG_S, VERY_LONG_S = 0.1, 1.0
-"""Of prompts that yield: where another tenant keeps to its part and this one does not, and where any other competes."""
 LEAST_PLACES = 2
 """Of each tenant, so that a long call does not block the next one."""
 MAX_TENANTS = 1000
@@ -72,12 +70,12 @@ class TenantShares:
         shared: Callable[[], float] | None = None,
         prompts: prompt_window.PromptCosts = prompt_window.FREE,
     ) -> None:
-        """Held calls of a tenant enter in the order of a policy like `policy`. Without `bounded` no call waits. `limits`
-        gives the sequences that the engines may have together, `memory` the KV tokens. The engines of a part of the pool
-        have `shared` places for tenants that compete; there tenants have no more than their max-min shares, but one call
-        each. `prompts` tells what prompts cost."""
+        """Held calls of a tenant enter in the order of a policy like `policy`. Without `bounded` no call waits. The engines
+        may have `limits` sequences together, and `memory` KV tokens. Those of a part of the pool have `shared` places for
+        tenants that compete; there tenants have no more than their max-min shares, but one call each."""
         headroom = shared is None
-        self._limits, self._memory, self._prompts = limits, memory, prompts if bounded else prompt_window.FREE
+        self._limits, self._memory = limits, memory
+        self._prompts = prompt_window.PoolPrompts(prompts if bounded else prompt_window.FREE)
         self._places = pool_places.PoolPlaces(shared or limits)
         self._headroom, self._floods_part = (HEADROOM, FLOODS_PART) if headroom else (0.0, 1.0)
         self._least, self._full_at = (LEAST_PLACES, 0.0) if headroom else (0, 1.0 - MARGIN)
@@ -111,8 +109,6 @@ class TenantShares:
         """The settings name several tenants, so another one may come although only one is known."""
         self._others_have = False
         """Some tenant has calls at other gateways."""
-        self._gateways = 1
-        """Of the pool; this one is counted."""
 
     def __len__(self) -> int:
         """Held calls."""
@@ -167,7 +163,7 @@ class TenantShares:
         """Counts the work of a call that has come in."""
         tenant = self._known(item.call.tenant)
         if (work_s := self._places.work_s(item.service_s)) is not None:
-            prompts_s = self._prompts.seconds(item.call).work / max(self._prompts.engines(now), 1)
+            prompts_s = self._prompts.seconds(item.call).work / self._prompts.engines(now)
             work_s = max(work_s * item.call.sequences, prompts_s)
             tenant.sent_s, tenant.sent_at_s = tenant.rate(now) * LATE_S + work_s, now
             if tenant.keeps != self._keeps(now, tenant):
@@ -176,17 +172,17 @@ class TenantShares:
     def lets_in(self, now: float, item: QueuedRequest) -> QueuedRequest | None:
         """The call, whose work was counted, if it enters now; else it is held."""
         tenant = self._known(item.call.tenant)
-        if not tenant.waiting and self.has_room(now, item.call.tenant):
+        if not tenant.waiting and self.has_room(now, item.call):
             return self.marked(now, item)
         self.hold(now, item)
         return None
 
-    def has_room(self, now: float, name: str) -> bool:
-        """Whether a call of the tenant may enter if none of its calls is held."""
-        tenant = self._known(name)
+    def has_room(self, now: float, call: Call) -> bool:
+        """Whether the call may enter if none of its tenant is held."""
+        name, tenant = call.tenant, self._known(call.tenant)
         return self._is_the_only_one or (
             (self._is_idle(tenant) or self._free(tenant, self._bounds(now)[0].get(name, LEAST_PLACES)) > self._full_at)
-            and not self._has_prompts(now, tenant)
+            and not self._has_prompts(now, tenant, call)
         )
 
     def hold(self, now: float, item: QueuedRequest) -> None:
@@ -221,7 +217,7 @@ class TenantShares:
     def on_others(self, now: float, load: PoolLoad, gateways: int) -> None:
         """What the tenants have at the other gateways. These tenants compete here too. The pool has so many gateways."""
         loads = load.tenants
-        self._gateways, self._places.told = gateways, load.places
+        self._prompts.gateways, self._places.told = gateways, load.places
         if not loads and not self._others_have:
             return
         self._others_have = bool(loads)
@@ -275,13 +271,16 @@ class TenantShares:
         tenant.sequences += item.call.sequences
         self._sequences += item.call.sequences
         self._tokens += tenant.memory.add(item.call)
-        tenant.prompts.add(now, item.call.id, self._prompts.seconds(item.call))
+        self._prompts.add(now, tenant.prompts, tenant.weight, item.call)
         self._wants(tenant)
 
     def on_first_token(self, call: Call) -> bool:
         """The prompt of a call is computed. Returns whether held calls waited for that."""
         tenant = self._tenants.get(call.tenant)
-        return tenant is not None and tenant.prompts.remove(call.id) and tenant.waiting > 0
+        if tenant is None:
+            return False
+        counted, counted_for_all = self._prompts.remove(tenant.prompts, call.id)
+        return (counted and tenant.waiting > 0) or (counted_for_all and self._held > 0)
 
     def leave(self, call: Call) -> None:
         """A call that had entered has left."""
@@ -289,7 +288,7 @@ class TenantShares:
         if tenant is not None:
             tenant.sequences = max(tenant.sequences - call.sequences, 0)
             self._tokens -= tenant.memory.remove(call.id)
-            tenant.prompts.remove(call.id)
+            self.withdraw(call)
             self._wants(tenant)
         self._sequences -= call.sequences
 
@@ -324,28 +323,29 @@ class TenantShares:
         for name in self._releasable(now, bounds, flooding):
             tenant = self._tenants[name]
             floods, free = name in flooding, self._free(tenant, bounds[name])
-            while tenant.waiting and free > self._full_at and not self._has_prompts(now, tenant, floods=floods):
+            while tenant.waiting and free > self._full_at:
+                if self._has_prompts(now, tenant, tenant.held.peek().call, floods=floods):
+                    break
                 item = tenant.held.pop(now)
                 self._count_held(tenant, -1)
                 free -= tenant.places_of(item.call)
                 item = self.marked(now, item)
-                tenant.prompts.add(now, item.call.id, self._prompts.seconds(item.call))
+                self._prompts.add(now, tenant.prompts, tenant.weight, item.call)
                 items.append(item)
         return items
 
     def marked(self, now: float, item: QueuedRequest) -> QueuedRequest:
         """A call that enters, marked if its prompt yields to others (`engine.yielding_prompts`) or it is owed a place."""
-        (bounds, flooding), call, name = self._bounds(now), item.call, item.call.tenant
-        long_s = LONG_S if self._some_keep and not self._known(name).keeps else VERY_LONG_S
-        yields = name in flooding or (len(bounds) > 1 and self._prompts.seconds(call).work > long_s)
-        owed = not yields and self.is_owed(now, name)
+        call, yields, floods = item.call, self._yields(now, item.call), self._bounds(now)[1]
+        beside_flood = bool(floods) and self._known(call.tenant).keeps
+        owed = not yields and (beside_flood or self.is_owed(now, call.tenant))
         if call.yields == yields and call.owed == owed:
             return item
         return replace(item, call=replace(call, yields=yields, owed=owed))
 
     def withdraw(self, call: Call) -> None:
         """A call that `release` gave out does not enter."""
-        self._known(call.tenant).prompts.remove(call.id)
+        self._prompts.remove(self._known(call.tenant).prompts, call.id)
 
     def places_of_sequence(self, name: str) -> float:
         """Places that each sequence of a tenant takes here; 1, or more if its calls take more of the KV memory."""
@@ -360,30 +360,36 @@ class TenantShares:
     def _is_idle(self, tenant: TenantRecord) -> bool:
         """Whether places of the pool are free, whatever the tenant may have gained at other gateways."""
         free = self.places - max(self._sequences, math.ceil(self._tokens / self._place_tokens)) - self._elsewhere
-        return tenant.free(free + tenant.has, self._gateways) > 0.0
+        return tenant.free(free + tenant.has, self._prompts.gateways) > 0.0
 
     def _free(self, tenant: TenantRecord, bound: float) -> float:
         """Places that the tenant may take beyond those that it has; one at least if it has none."""
-        free = tenant.free(bound, self._gateways)
+        free = tenant.free(bound, self._prompts.gateways)
         return free if tenant.sequences or free >= 1.0 else 1.0
 
-    def _has_prompts(self, now: float, tenant: TenantRecord, *, floods: bool = False) -> bool:
-        """Whether engines have enough prompts of the tenant to compute."""
-        engines = max(self._prompts.engines(now), 1) / self._gateways
-        return not self._is_the_only_one and tenant.prompts.is_full(now, engines, floods=floods)
+    def _yields(self, now: float, call: Call) -> bool:
+        """Whether engines compute the prompt of the call behind those of others."""
+        bounds, flooding = self._bounds(now)
+        exceeds = self._some_keep and not self._known(call.tenant).keeps
+        long_s = prompt_window.LONG_S if exceeds else prompt_window.VERY_LONG_S
+        return call.tenant in flooding or (len(bounds) > 1 and self._prompts.seconds(call).work > long_s)
+
+    def _has_prompts(self, now: float, tenant: TenantRecord, call: Call, *, floods: bool = False) -> bool:
+        """Whether engines have enough prompts to compute before this one."""
+        if self._is_the_only_one:
+            return False
+        if self._prompts.is_full(now, tenant.prompts, floods=floods):
+            return True
+        return not self._prompts.has_turn(now, call) and not self._yields(now, call)
 
     def _releasable(self, now: float, bounds: dict[str, float], flooding: Collection[str]) -> list[str]:
         """The tenants with held calls and free places, those that want the least for their weight first."""
-        found: list[str] = []
-        for name, bound in bounds.items():
-            tenant = self._tenants.get(name)
-            if tenant is None or not tenant.waiting:
-                continue
-            if self._free(tenant, bound) > self._full_at:
-                found.append(name)
+        tenants, full = self._tenants, self._full_at
+        waiting = [name for name in bounds if name in tenants and tenants[name].waiting]
+        found = [name for name in waiting if self._free(tenants[name], bounds[name]) > full]
         if len(found) > 1 and self._bounds_hold:  # the bounds may be older than the order
-            found = self._by_wants([name for name in self._tenants if name in found])
-        return found
+            found = by_wants(tenants, [name for name in tenants if name in found])
+        return sorted(found, key=lambda name: self._prompts.turn_s(tenants[name].prompts))
 
     def _bounds(self, now: float) -> tuple[dict[str, float], Collection[str]]:
         """Places of each active tenant, and the tenants that flood the pool while others keep to their parts. Those of many
@@ -415,13 +421,7 @@ class TenantShares:
 
     def _keeps(self, now: float, tenant: TenantRecord) -> bool:
         """Whether the tenant sent no more work of late than its part."""
-        return not self.is_new and tenant.rate(now) + tenant.rate_elsewhere <= self._bounds_rate * tenant.weight
-
-    def _by_wants(self, names: list[str]) -> list[str]:
-        """The tenants that want the least for their weight first."""
-        tenants = self._tenants
-        keys = [(tenants[name].wanted / tenants[name].weight, index) for index, name in enumerate(names)]
-        return [names[index] for _, index in sorted(keys)]
+        return tenant.rate(now) + tenant.rate_elsewhere <= self._bounds_rate * tenant.weight
 
     def _bounds_now(self, now: float) -> tuple[dict[str, float], Collection[str]]:
         """As `_bounds`, computed. Notes how long they hold."""
@@ -451,17 +451,18 @@ class TenantShares:
         part = self._headroom * left / weight
         bounds: dict[str, float] = {}
         flooding: dict[str, float] = {}
+        keeps = 1.0 if self.is_new else KEEPS  # predictions alone give no headroom
         level_is_known = False
         # The tenants that want the least for their weight come first; what they leave goes to the others.
-        for name in self._by_wants(names):
+        for name in by_wants(self._tenants, names):
             tenant = self._tenants[name]
             wanted, share = tenant.wanted, left * tenant.weight / weight
             tenant.keeps = self._keeps(now, tenant)
-            bounds[name] = bound = max(share, part * tenant.weight * (KEEPS if tenant.keeps else 1.0), self._least)
+            bounds[name] = bound = max(share, part * tenant.weight * (keeps if tenant.keeps else 1.0), self._least)
             floods = wanted > FLOODING * bound
             if floods:
                 flooding[name] = max(self._floods_part * share, self._least)
-            if not (tenant.keeps or self.is_new):
+            if not tenant.keeps:
                 until_s = min(until_s, tenant.keeps_at_s(self._bounds_rate * tenant.weight) - MARGIN)
             if not level_is_known and wanted <= share:
                 left -= wanted

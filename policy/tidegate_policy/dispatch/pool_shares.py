@@ -324,14 +324,14 @@ class PoolShares:
             if not len(part.shares):
                 continue
             for item in self._of_other_engines(now, part) or part.shares.release(now):
-                if self._whole.has_room(now, item.call.tenant):
+                if self._whole.has_room(now, item.call):
                     yield self._whole.marked(now, item)
                 else:
                     part.shares.withdraw(item.call)
                     self._whole.hold(now, item)
         for item in self._whole.release(now):
             part_of = self._part_of.get(item.call.id)
-            if part_of is None or part_of.shares.has_room(now, item.call.tenant):
+            if part_of is None or part_of.shares.has_room(now, item.call):
                 yield item
             else:  # its part has filled since it asked there
                 self._whole.withdraw(item.call)

@@ -1,4 +1,4 @@
-"""What calls are in the engine: how many of each group, and how many whose prompts yield."""
+"""What calls are in the engine: how many of each group, and how many that the gateway has marked."""
 
 from collections import Counter
 
@@ -13,10 +13,13 @@ class CallCensus:
         """Calls of each group; a call without one is a group of its own."""
         self.yielding = 0
         """Calls whose prompts yield to those of other tenants."""
+        self.owed = 0
+        """Calls that are owed a place."""
 
     def add(self, call: Call) -> None:
         self.groups[group_of(call)] += 1
         self.yielding += call.yields
+        self.owed += call.owed
 
     def remove(self, call: Call) -> None:
         group = group_of(call)
@@ -24,6 +27,7 @@ class CallCensus:
         if not self.groups[group]:
             del self.groups[group]
         self.yielding -= call.yields
+        self.owed -= call.owed
 
 
 def group_of(call: Call) -> str:

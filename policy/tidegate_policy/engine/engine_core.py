@@ -19,11 +19,11 @@ from tidegate_policy.engine import (
     call_census,
     guarded_holds,
     guarded_policy,
+    marked_calls,
     output_prior,
     policy_switch,
     session_hold,
     size_bounds,
-    yielding_prompts,
 )
 from tidegate_policy.engine.engine_probe import EngineProbe, NoProbe
 from tidegate_policy.engine.engine_status import KEPT_REASON, SHOWN_WAITING, Controls, State, Switched, WatchReport
@@ -97,7 +97,7 @@ class EngineCore:
         """The tokens that steps computed for each of them."""
         self._sizes = size_bounds.SizeBounds()
         self._census = call_census.CallCensus()
-        self._yielding = yielding_prompts.YieldingPrompts()
+        self._marked = marked_calls.MarkedCalls()
         self._parts = EngineParts(
             limits=limits,
             queues=self.queues,
@@ -268,11 +268,7 @@ class EngineCore:
         """The plan of the step that the driver starts now."""
         self._rekey(self.policy.begin_step())
         outer = plan = self._bounded()
-        regulators = self._regulators
-        if self._census.yielding and not self.bypass:
-            regulators = (self._yielding, *regulators)
-        else:
-            self._yielding.skip()
+        regulators = (*self._marked.rules(self._census, bypass=self.bypass), *self._regulators)
         if not regulators:
             return plan
         engine = self.snapshot(now)
@@ -296,6 +292,11 @@ class EngineCore:
             delivered=self.output_tokens,
             pinned_kv_tokens=self._holds.tokens,
         )
+
+    @property
+    def last_yields(self) -> bool:
+        """Whether the call that started last yields first, as in vLLM's FCFS; else the first of `victims`."""
+        return self.policy.name == "fcfs" and not self._census.owed
 
     def victims(self, now: float) -> list[CallId]:
         """The running calls in the order in which they yield their memory to a running call."""

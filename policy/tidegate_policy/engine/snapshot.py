@@ -221,9 +221,14 @@ class EngineSnapshot:
             yield from self._sorted_victims()
 
     def all_victims(self) -> list[KnownCall]:
-        """The calls of all `victims` at once: one sort, where the bounds of `victims` make its first calls cheap and its
-        last ones dear."""
-        return [victim.call for victim in self._sorted_victims()]
+        """The running calls in the order in which they yield memory to running calls: that of `victims`, and under `fcfs`
+        the last that started first, as in vLLM. Calls that are owed a place come last."""
+        calls = (
+            self.running[::-1] if self._policy.name == "fcfs" else [victim.call for victim in self._sorted_victims()]
+        )
+        if self._parts.census.owed:
+            calls.sort(key=lambda known: known.call.owed)
+        return calls
 
     def _sorted_victims(self) -> list[Victim]:
         if not self._policy.protects_progress:

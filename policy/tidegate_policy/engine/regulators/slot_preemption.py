@@ -8,6 +8,7 @@ yields, so it does not count. A call that has made no progress since its last pr
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -35,8 +36,8 @@ class SlotPreemption(Memoryless):
         head = engine.head
         if head is None or (places > 0 and fits(engine, head, freed=0)):
             return plan
-        yielding = worthwhile(engine, head, places)
-        return replace(plan, preempt=plan.preempt + yielding) if yielding else plan
+        taken = yielding(engine, head, places, worthwhile(engine, head))
+        return replace(plan, preempt=plan.preempt + taken) if taken else plan
 
 
 def fits(engine: EngineSnapshot, head: QueuedRequest, *, freed: int) -> bool:
@@ -45,27 +46,33 @@ def fits(engine: EngineSnapshot, head: QueuedRequest, *, freed: int) -> bool:
     return engine.most_uncached_tokens(head) <= free or engine.memory_tokens(head) <= free
 
 
-def worthwhile(engine: EngineSnapshot, head: QueuedRequest, places: int) -> tuple[CallId, ...]:
-    """The running calls in whose place `head` should run; none if it cannot start then, or if the exchange does not pay.
-    `places` are free now; a negative number means that calls must leave first."""
-    taken: list[CallId] = []
-    freed = 0
+def worthwhile(engine: EngineSnapshot, head: QueuedRequest) -> Iterator[CallId]:
+    """The running calls for whose places and memory an exchange with `head` pays, the first to yield first."""
     again_s = 0.0
-    shortest_s = math.inf  # the least work that is left of a taken call of the level of `head`
+    shortest_s = math.inf  # the least work that is left of a call of the level of `head`
     rank = engine.rank(head)
-    for victim, left, victims_rank in islice(engine.victims(), MOST_VICTIMS):
-        if victim.protected or rank >= victims_rank or head.call.urgency > left.call.urgency:
-            break
-        again_s += engine.cost.prefill_seconds(max(victim.kv_tokens, 1))
+    for known, left, victims_rank in engine.victims():
+        if known.protected or rank >= victims_rank or head.call.urgency > left.call.urgency:
+            return
+        again_s += engine.cost.prefill_seconds(max(known.kv_tokens, 1))
         if head.call.urgency == left.call.urgency:
             shortest_s = min(shortest_s, left.service_s)
         if head.service_s + again_s >= shortest_s:
-            break
-        taken.append(left.call.id)
+            return
+        yield left.call.id
+
+
+def yielding(engine: EngineSnapshot, head: QueuedRequest, places: int, victims: Iterable[CallId]) -> tuple[CallId, ...]:
+    """The first of these running calls, in whose place `head` can run; none if it cannot start then. `places` are free now;
+    a negative number means that calls must leave first."""
+    taken: list[CallId] = []
+    freed = 0
+    for victim in islice(victims, MOST_VICTIMS):
+        taken.append(victim)
         places += 1
         missing = engine.most_uncached_tokens(head) + BLOCK_TOKENS - engine.free_kv_tokens - freed
         if missing > 0:
-            freed += engine.own_kv_tokens(left.call.id, enough=missing)
+            freed += engine.own_kv_tokens(victim, enough=missing)
         if places > 0 and fits(engine, head, freed=freed):
             return tuple(taken)
     return ()

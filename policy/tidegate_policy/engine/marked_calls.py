@@ -1,0 +1,24 @@
+"""The rules for calls that gateways have marked (`Call.yields`, `Call.owed`). They have no setting and run before the
+regulators. There are no marks while all tenants keep to their parts."""
+
+from tidegate_policy.engine.call_census import CallCensus
+from tidegate_policy.engine.owed_calls import OwedCalls
+from tidegate_policy.engine.regulators import Regulator
+from tidegate_policy.engine.yielding_prompts import YieldingPrompts
+
+
+class MarkedCalls:
+    """The rules of one engine."""
+
+    def __init__(self) -> None:
+        self._yielding, self._owed = YieldingPrompts(), OwedCalls()
+
+    def rules(self, census: CallCensus, *, bypass: bool) -> tuple[Regulator, ...]:
+        """Those that apply to the next step, for an engine with these calls."""
+        found: tuple[Regulator, ...] = ()
+        if census.owed and not bypass:
+            found = (self._owed,)
+        if census.yielding and not bypass:
+            return (*found, self._yielding)
+        self._yielding.skip()
+        return found

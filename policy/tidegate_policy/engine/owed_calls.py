@@ -1,0 +1,77 @@
+"""A call that is owed a place starts in the next steps (`Call.owed`, decisions 52 and 53).
+
+It goes first in its lane, which is not enough in two cases:
+
+- The memory is full of answers that grow, as those of a tenant that had the pool alone: the running calls take each block
+  that becomes free before a waiting call finds enough of them. So if the first waiting call is owed a place and cannot
+  start, running calls that are owed none yield, once for each such call: those that started last, which lose the least
+  work. vLLM would soon preempt one in any case, for another one that needs memory.
+- Other prompts fill the steps. So while an owed call waits or computes its prompt, every second step is for owed calls and
+  for decodes: the prompts of other calls pause, and no other call starts. Prompts that yield have a rule of their own
+  (`yielding_prompts`).
+
+This rule has no setting: it acts on calls that the gateway has marked, and there are none while all tenants keep to their
+parts.
+"""
+
+import itertools
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tidegate_policy.engine.regulators import slot_preemption
+from tidegate_policy.engine.regulators.regulator import Memoryless
+from tidegate_policy.engine.snapshot import EngineSnapshot
+from tidegate_policy.engine.step import StepPlan
+from tidegate_policy.policies import QueuedRequest
+
+if TYPE_CHECKING:
+    from tidegate_policy.model import CallId
+
+MOST_STARTS = 32
+"""Waiting calls that a step looks at."""
+
+
+class OwedCalls(Memoryless):
+    """The rule. It is shaped like a regulator and runs before the regulators."""
+
+    def __init__(self) -> None:
+        self._served: CallId | None = None
+        """The last waiting call for which others yielded. Another lane may have taken what they left."""
+        self._apart = False
+        """The last step was for owed calls."""
+
+    def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
+        apart_before, self._apart = self._apart, False
+        if not engine.running_count:
+            return plan
+        head = engine.head if plan.max_starts != 0 else None
+        starts = 0
+        if head is not None and head.call.owed:
+            plan, can_start = self._with_room(engine, plan, head)
+            starts = sum(1 for _ in itertools.takewhile(_is_owed, engine.first(MOST_STARTS))) if can_start else 0
+        prompts = [known.call for known in engine.prefills]
+        others = [call.id for call in prompts if not (call.owed or call.yields)]
+        waits = starts > 0 or any(call.owed for call in prompts)
+        nothing = engine.running_count == len(others)  # a step must compute something (`bounds`)
+        if apart_before or not waits or nothing:
+            return plan
+        self._apart = True
+        return replace(plan.at_most(starts=starts), paused=plan.paused.union(others))
+
+    def _with_room(self, engine: EngineSnapshot, plan: StepPlan, head: QueuedRequest) -> tuple[StepPlan, bool]:
+        """The plan in which others yield to `head`, if they must, and whether it can start then."""
+        places = engine.places(plan)
+        if places > 0 and slot_preemption.fits(engine, head, freed=0):
+            return plan, True
+        if head.call.id == self._served:
+            return plan, False
+        latest = (known for known in reversed(engine.running) if not (known.protected or known.call.owed))
+        taken = slot_preemption.yielding(engine, head, places, (known.call.id for known in latest))
+        if not taken:
+            return plan, False
+        self._served = head.call.id
+        return replace(plan, preempt=plan.preempt + taken), True
+
+
+def _is_owed(item: QueuedRequest) -> bool:
+    return item.call.owed

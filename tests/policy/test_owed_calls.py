@@ -1,0 +1,147 @@
+"""A call that is owed a place starts in the next step, also where the answers of others have filled the memory."""
+
+import pytest
+
+from tidegate_policy.cost import CostModel
+from tidegate_policy.model import Call, CallId
+from tidegate_sim import fast_plugin
+from tidegate_sim.engine_limits import BLOCK_TOKENS
+
+BLOCKS, PROMPT = 40, 4 * BLOCK_TOKENS
+COST = CostModel(step_s=0.01, prefill_s=1e-4, kv_tokens=(BLOCKS + 1) * BLOCK_TOKENS, max_batch=8)
+
+
+class Engine:
+    """The model of vLLM's scheduler with Tidegate's engine core, under one policy."""
+
+    def __init__(self, policy: str, *, max_batch: int = 8) -> None:
+        self.now = 0.0
+        limits = CostModel(step_s=0.01, prefill_s=1e-4, kv_tokens=COST.kv_tokens, max_batch=max_batch)
+        self.scheduler = fast_plugin.FastPlugin(limits, policy=policy, clock=lambda: self.now, prefix_cache=False)
+
+    def arrives(self, name: str, *, owed: bool = False, prompt: int = PROMPT) -> None:
+        self.now += 0.001
+        call = Call(
+            id=CallId(name),
+            arrived_at_s=self.now,
+            prompt_tokens=prompt,
+            output_predicted=400,
+            owed=owed,
+            tenant="quiet" if owed else "flood",
+        )
+        self.scheduler.receive(self.scheduler.request(call.id, prompt, 400), call)
+
+    def step(self) -> tuple[set[str], set[str]]:
+        """The calls that start or resume, and those that are preempted."""
+        self.now += 0.01
+        step = self.scheduler.schedule()
+        self.scheduler.finish(step)
+        return {request.id for request in (*step.started, *step.resumed)}, {request.id for request in step.preempted}
+
+    def fill(self) -> None:
+        """Calls of one tenant take all memory."""
+        for number in range(8):
+            self.arrives(f"f{number}")
+        while self.scheduler.kv.free_blocks >= PROMPT // BLOCK_TOKENS:
+            self.step()
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "urgency", "sjf", "wfq"])
+def test_an_owed_call_takes_the_memory_of_a_call_that_is_owed_none(policy: str) -> None:
+    engine = Engine(policy)
+    engine.fill()
+    engine.arrives("quiet", owed=True)
+    started, preempted = engine.step()
+    assert started == {"quiet"}
+    assert preempted
+    assert preempted <= {f"f{number}" for number in range(8)}
+
+
+def test_an_owed_call_takes_a_place_of_a_full_batch() -> None:
+    engine = Engine("fcfs", max_batch=2)
+    for name in ("f0", "f1", "f2"):
+        engine.arrives(name)
+    engine.step()
+    engine.arrives("quiet", owed=True)
+    assert engine.step() == ({"quiet"}, {"f1"})
+    engine.arrives("f3")
+    engine.arrives("second", owed=True)
+    assert engine.step() == ({"second"}, {"f0"})
+    engine.arrives("third", owed=True)
+    assert engine.step() == (set(), set()), "no owed call gives way to another one"
+
+
+def test_a_call_that_is_owed_none_waits_and_nothing_yields_if_an_owed_one_could_not_start_even_so() -> None:
+    engine = Engine("fcfs", max_batch=2)
+    engine.arrives("f0")
+    engine.arrives("f1")
+    engine.step()
+    engine.arrives("f2")
+    assert engine.step() == (set(), set())
+    engine.arrives("huge", owed=True, prompt=BLOCKS * BLOCK_TOKENS)
+    assert engine.step() == (set(), set())
+
+
+def test_others_yield_once_for_a_call() -> None:
+    """Another lane may take what they left, and then more of them would yield in each step."""
+    engine = Engine("fcfs", max_batch=2)
+    engine.arrives("f0")
+    engine.arrives("f1")
+    engine.step()
+    engine.arrives("quiet", owed=True)
+    core = engine.scheduler.core
+    assert [core.take_plan(engine.now).preempt for _ in range(3)] == [("f1",), (), ()]
+
+
+def test_a_call_that_has_made_no_progress_since_its_preemption_does_not_yield_again() -> None:
+    engine = Engine("fcfs", max_batch=1)
+    engine.arrives("f0")
+    engine.step()
+    engine.arrives("quiet", owed=True)
+    assert engine.step() == ({"quiet"}, {"f0"})
+    engine.scheduler.abort("quiet")
+    assert engine.step()[0] == {"f0"}
+    known = engine.scheduler.core._calls[CallId("f0")]
+    known.preempted_at_output = known.output_tokens
+    engine.arrives("third", owed=True)
+    assert engine.step() == (set(), set())
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "urgency", "sjf", "wfq"])
+def test_owed_calls_yield_memory_last(policy: str) -> None:
+    engine = Engine(policy)
+    for name in ("quiet", "f0", "f1", "second", "f2"):
+        engine.arrives(name, owed=name in ("quiet", "second"))
+    preempted: list[str] = []
+    while len(preempted) < 2 and engine.now < 10.0:
+        preempted += sorted(engine.step()[1])
+    assert len(set(preempted) & {"f0", "f1", "f2"}) == 2
+
+
+def test_a_partly_computed_prompt_pauses_for_an_owed_call_and_not_in_two_steps_in_a_row() -> None:
+    engine = Engine("fcfs")
+    engine.arrives("decodes")
+    engine.step()
+    engine.scheduler.core.set_controls(max_running=None, max_step_tokens=PROMPT + 1)
+    engine.arrives("long", prompt=5 * PROMPT)
+    engine.step()
+    for name in ("quiet", "second", "third"):
+        engine.arrives(name, owed=True)
+    engine.arrives("f0")
+    started = [engine.step()[0] for _ in range(9)]
+    assert started[0] == {"quiet"}
+    assert started[1] == set()
+    assert {"second", "third"} <= set().union(*started[:6])
+    assert "f0" not in set().union(*started[:5])
+
+
+def test_no_step_is_empty_because_all_prompts_pause() -> None:
+    engine = Engine("fcfs", max_batch=2)
+    engine.arrives("long", prompt=10 * PROMPT)
+    engine.scheduler.core.set_controls(max_running=None, max_step_tokens=PROMPT)
+    engine.step()
+    engine.arrives("huge", owed=True, prompt=BLOCKS * BLOCK_TOKENS)
+    for _ in range(5):
+        engine.step()
+        assert engine.scheduler.requests["long"].computed > 0
+    assert engine.scheduler.requests["long"].computed >= 6 * PROMPT
