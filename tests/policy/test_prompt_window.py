@@ -1,7 +1,16 @@
 """How many prompts a tenant may have at engines that are not computed yet."""
 
-from tidegate_policy.admit.prompt_window import AHEAD_S, UNSEEN_TIMES, YIELDING_TIMES, PromptSeconds, PromptWindow
-from tidegate_policy.model import CallId
+from tidegate_policy.admit.prompt_window import (
+    AHEAD_S,
+    LONG_S,
+    UNSEEN_TIMES,
+    YIELDING_TIMES,
+    PoolPrompts,
+    PromptCosts,
+    PromptSeconds,
+    PromptWindow,
+)
+from tidegate_policy.model import Call, CallId
 
 
 def filled(*seconds: float, now: float = 0.0) -> PromptWindow:
@@ -51,3 +60,58 @@ def test_an_empty_window_has_no_work_left() -> None:
     assert all(window.remove(CallId(name)) for name in "012")
     assert not window.remove(CallId("0"))
     assert (len(window), window.work_s) == (0, 0.0)
+
+
+def call(name: str, seconds: float, *, yields: bool = False) -> Call:
+    """A call whose prompt takes so many seconds."""
+    return Call(
+        id=CallId(name), arrived_at_s=0.0, prompt_tokens=round(1000 * seconds), output_predicted=1, yields=yields
+    )
+
+
+def pool(engines: int) -> PoolPrompts:
+    def seconds(each: Call) -> PromptSeconds:
+        return PromptSeconds(each.prompt_tokens / 1000, each.prompt_tokens / 1000)
+
+    return PoolPrompts(PromptCosts(seconds=seconds, engines=lambda now: engines))
+
+
+def test_all_tenants_together_have_few_long_prompts() -> None:
+    prompts = pool(engines=2)
+    for name in ("a", "b"):
+        assert prompts.has_turn(0.0, call(name, 0.6))
+        prompts.add(0.0, PromptWindow(), 1.0, call(name, 0.6))
+    assert not prompts.has_turn(0.0, call("c", 0.6))
+    assert prompts.has_turn(0.0, call("short", LONG_S))
+    assert prompts.remove(PromptWindow(), CallId("a")) == (False, True)
+    assert prompts.has_turn(0.0, call("c", 0.6))
+
+
+def test_prompts_that_yield_take_no_turn() -> None:
+    prompts = pool(engines=1)
+    window = PromptWindow()
+    prompts.add(0.0, window, 1.0, call("a", 0.6, yields=True))
+    assert prompts.has_turn(0.0, call("b", 0.6))
+    assert prompts.is_full(0.0, window, floods=False), "of its own tenant it is one"
+
+
+def test_tenants_take_turns_by_the_seconds_of_their_long_prompts_and_their_weights() -> None:
+    prompts = pool(engines=100)
+    windows = {"light": PromptWindow(), "heavy": PromptWindow()}
+    seconds, weights = {"light": 0.2, "heavy": 0.6}, {"light": 1.0, "heavy": 2.0}
+    had = dict.fromkeys(windows, 0.0)
+    for number in range(300):
+        name = min(windows, key=lambda each: prompts.turn_s(windows[each]))
+        each = call(f"{name} {number}", seconds[name])
+        for _ in range(2):  # a call that is released enters again
+            prompts.add(0.0, windows[name], weights[name], each)
+        had[name] += seconds[name]
+    assert abs(had["heavy"] / had["light"] - 2.0) < 0.05
+
+
+def test_a_tenant_that_sent_no_long_prompts_saves_no_turns() -> None:
+    prompts = pool(engines=100)
+    busy, idle = PromptWindow(), PromptWindow()
+    for number in range(50):
+        prompts.add(0.0, busy, 1.0, call(f"b {number}", 0.5))
+    assert prompts.turn_s(idle) == prompts.turn_s(busy) - 0.5

@@ -58,6 +58,9 @@ class PromptWindow:
     def __len__(self) -> int:
         return len(self._calls)
 
+    def __contains__(self, call: CallId) -> bool:
+        return call in self._calls
+
     def add(self, now: float, call: CallId, seconds: PromptSeconds) -> None:
         """A call enters."""
         self.remove(call)
@@ -104,7 +107,9 @@ class PoolPrompts:
         return max(self._engines(now), 1)
 
     def add(self, now: float, window: PromptWindow, weight: float, call: Call) -> None:
-        """A call of the tenant with this window enters."""
+        """A call of the tenant with this window enters, if it has not before."""
+        if call.id in window:
+            return
         seconds = self.seconds(call)
         window.add(now, call.id, seconds)
         if seconds.work > LONG_S and not call.yields:
