@@ -17,6 +17,8 @@ from tidegate_policy.steer import guards, llm_choice, steering_loop
 
 logger = logging.getLogger("tidegate.steering")
 
+MOST_REASON = 140
+"""Characters of a reason beside a proposal that is held back: gateways keep 256 of both."""
 Ask = Callable[[Sequence[Mapping[str, str]], Collection[str]], Awaitable[llm_choice.Answer]]
 """Asks a model: the messages, and the allowed policies."""
 
@@ -122,7 +124,10 @@ class SteeringDriver:
 def explained(outcome: steering_loop.Outcome) -> str:
     """The reason of the active policy, and why a proposal of the selector has not taken effect."""
     reason = steering_loop.explained(outcome.state)
-    return reason if outcome.held is None else f"{reason}; {held_back(outcome.held)}"
+    if outcome.held is None:
+        return reason
+    shown = reason if len(reason) <= MOST_REASON else f"{reason[: MOST_REASON - 3]}..."
+    return f"{shown}; {held_back(outcome.held)}"
 
 
 def held_back(held: guards.Held) -> str:

@@ -143,8 +143,8 @@ class TidegateSchedulerMixin(SchedulerInterface):  # type: ignore[misc]  # vLLM 
         execution: plan_execution.PlanExecution | None = self.__dict__.get("_execution")  # None while vLLM constructs
         if execution is None:
             return self._vllm_policy
-        last = SchedulingPolicy.FCFS if self._core.last_yields else SchedulingPolicy.PRIORITY
-        return execution.preemption_policy(last)
+        own = SchedulingPolicy.FCFS if self._core.last_yields else SchedulingPolicy.PRIORITY
+        return execution.preemption_policy(own)
 
     @policy.setter
     def policy(self, value: SchedulingPolicy) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import orjson
 from aiohttp import web
@@ -69,8 +69,7 @@ class SimulatedEngine:
     async def _response(self, request: web.Request) -> web.StreamResponse:
         try:
             body = responses_double.as_chat(await request.read())
-            parsed = sim_request.parse(body, chat=True, models=self.identity.models)
-            self._check_length(parsed.calls, parsed.output_tokens)
+            parsed = self._fitted(sim_request.parse(body, chat=True, models=self.identity.models))
         except sim_request.BadRequest as error:
             return _rejection(error)
         head = {**self._head(request, parsed), "id": f"resp_{uuid.uuid4().hex}"}
@@ -97,8 +96,7 @@ class SimulatedEngine:
 
     async def _answer(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         try:
-            parsed = sim_request.parse(await request.read(), chat=chat, models=self.identity.models)
-            self._check_length(parsed.calls, parsed.output_tokens)
+            parsed = self._fitted(sim_request.parse(await request.read(), chat=chat, models=self.identity.models))
         except sim_request.BadRequest as error:
             return _rejection(error)
         head = self._head(request, parsed)
@@ -115,6 +113,12 @@ class SimulatedEngine:
                 await response.write(b"data: " + chunk + b"\n\n")
             await response.write(b"data: [DONE]\n\n")
         return response
+
+    def _fitted(self, parsed: sim_request.SimRequest) -> sim_request.SimRequest:
+        """The request; an answer without a token limit ends where the context does. Raises `BadRequest`."""
+        self._check_length(parsed.calls, parsed.output_tokens if parsed.limited else 1)
+        left = self.engine.context - max(call.prompt_tokens for call in parsed.calls)
+        return replace(parsed, output_tokens=min(parsed.output_tokens, left))
 
     def _check_length(self, calls: Sequence[Call], output_tokens: int) -> None:
         """Raises `BadRequest` for a call that is longer than the context of the engine."""

@@ -32,7 +32,7 @@ class _Stream:
 
 
 class _Scheduler(fast_plugin.FastPlugin):
-    """The core learns from the durations that the cost model gives: those on the clock depend on the machine's load."""
+    """Steps count with the durations that the cost model gives: those on the clock depend on the machine's load."""
 
     def __init__(self, cost: CostModel, *, policy: str, regulators: Sequence[Regulator]) -> None:
         super().__init__(cost, policy=policy, clock=time.monotonic, regulators=regulators, prefix_cache=False)

@@ -8,15 +8,14 @@ from tidegate_sim import fast_plugin
 from tidegate_sim.engine_limits import BLOCK_TOKENS
 
 BLOCKS, PROMPT = 40, 4 * BLOCK_TOKENS
-COST = CostModel(step_s=0.01, prefill_s=1e-4, kv_tokens=(BLOCKS + 1) * BLOCK_TOKENS, max_batch=8)
 
 
 class Engine:
     """The model of vLLM's scheduler with Tidegate's engine core, under one policy."""
 
-    def __init__(self, policy: str, *, max_batch: int = 8) -> None:
+    def __init__(self, policy: str, *, max_batch: int = 8, blocks: int = BLOCKS) -> None:
         self.now = 0.0
-        limits = CostModel(step_s=0.01, prefill_s=1e-4, kv_tokens=COST.kv_tokens, max_batch=max_batch)
+        limits = CostModel(step_s=0.01, prefill_s=1e-4, kv_tokens=(blocks + 1) * BLOCK_TOKENS, max_batch=max_batch)
         self.scheduler = fast_plugin.FastPlugin(limits, policy=policy, clock=lambda: self.now, prefix_cache=False)
 
     def arrives(self, name: str, *, owed: bool = False, prompt: int = PROMPT) -> None:
@@ -71,7 +70,7 @@ def test_an_owed_call_takes_a_place_of_a_full_batch() -> None:
     assert engine.step() == (set(), set()), "no owed call gives way to another one"
 
 
-def test_a_call_that_is_owed_none_waits_and_nothing_yields_if_an_owed_one_could_not_start_even_so() -> None:
+def test_nothing_yields_to_a_call_that_is_owed_none_or_to_one_that_could_not_start_even_so() -> None:
     engine = Engine("fcfs", max_batch=2)
     engine.arrives("f0")
     engine.arrives("f1")
@@ -82,15 +81,60 @@ def test_a_call_that_is_owed_none_waits_and_nothing_yields_if_an_owed_one_could_
     assert engine.step() == (set(), set())
 
 
-def test_others_yield_once_for_a_call() -> None:
-    """Another lane may take what they left, and then more of them would yield in each step."""
+def test_others_yield_again_to_a_call_that_has_not_started_four_steps_later() -> None:
+    """Another lane, or running calls that need a block in the same step, may take what they left."""
     engine = Engine("fcfs", max_batch=2)
     engine.arrives("f0")
     engine.arrives("f1")
     engine.step()
     engine.arrives("quiet", owed=True)
     core = engine.scheduler.core
-    assert [core.take_plan(engine.now).preempt for _ in range(3)] == [("f1",), (), ()]
+    plans = [core.take_plan(engine.now).preempt for _ in range(5)]
+    assert plans == [("f1",), (), (), (), ("f1",)]
+
+
+def test_owed_calls_start_soon_where_all_running_calls_need_a_block_in_the_same_steps() -> None:
+    engine = Engine("fcfs", max_batch=64, blocks=400)
+    for number in range(60):
+        engine.arrives(f"f{number}", prompt=2 * BLOCK_TOKENS)
+    while engine.scheduler.kv.free_blocks > 20:
+        engine.step()
+    waits: list[int] = []
+    for number in range(20):
+        engine.arrives(f"q{number}", owed=True, prompt=40 * BLOCK_TOKENS)
+        waits.append(1)
+        while f"q{number}" not in engine.step()[0]:
+            waits[-1] += 1
+            assert waits[-1] < 40
+        for _ in range(5):
+            engine.step()
+        engine.scheduler.abort(f"q{number}")
+    assert max(waits) <= 12
+
+
+def test_many_short_calls_yield_to_one_long_prompt() -> None:
+    engine = Engine("fcfs", max_batch=64, blocks=130)
+    for number in range(60):
+        engine.arrives(f"f{number}", prompt=BLOCK_TOKENS)
+    while engine.scheduler.kv.free_blocks >= 4:
+        engine.step()
+    engine.arrives("quiet", owed=True, prompt=40 * BLOCK_TOKENS)
+    started = [engine.step()[0] for _ in range(6)]
+    assert "quiet" in set().union(*started)
+
+
+def test_a_step_for_owed_calls_does_not_delay_the_first_one_after_a_while_without_any() -> None:
+    engine = Engine("fcfs")
+    engine.arrives("decodes")
+    engine.step()
+    engine.scheduler.core.set_controls(max_running=None, max_step_tokens=PROMPT + 1)
+    engine.arrives("long", prompt=6 * PROMPT)
+    engine.step()
+    for name in ("quiet", "second"):
+        engine.arrives(name, owed=True)
+        assert engine.step()[0] == {name}
+        engine.scheduler.abort(name)
+        engine.step()
 
 
 def test_a_call_that_has_made_no_progress_since_its_preemption_does_not_yield_again() -> None:

@@ -80,7 +80,7 @@ def test_all_tenants_together_have_few_long_prompts() -> None:
     prompts = pool(engines=2)
     for name in ("a", "b"):
         assert prompts.has_turn(0.0, call(name, 0.6))
-        prompts.add(0.0, PromptWindow(), 1.0, call(name, 0.6))
+        prompts.add(0.0, PromptWindow(), call(name, 0.6))
     assert not prompts.has_turn(0.0, call("c", 0.6))
     assert prompts.has_turn(0.0, call("short", LONG_S))
     assert prompts.remove(PromptWindow(), CallId("a")) == (False, True)
@@ -90,7 +90,7 @@ def test_all_tenants_together_have_few_long_prompts() -> None:
 def test_prompts_that_yield_take_no_turn() -> None:
     prompts = pool(engines=1)
     window = PromptWindow()
-    prompts.add(0.0, window, 1.0, call("a", 0.6, yields=True))
+    prompts.add(0.0, window, call("a", 0.6, yields=True))
     assert prompts.has_turn(0.0, call("b", 0.6))
     assert prompts.is_full(0.0, window, floods=False), "of its own tenant it is one"
 
@@ -103,8 +103,9 @@ def test_tenants_take_turns_by_the_seconds_of_their_long_prompts_and_their_weigh
     for number in range(300):
         name = min(windows, key=lambda each: prompts.turn_s(windows[each]))
         each = call(f"{name} {number}", seconds[name])
-        for _ in range(2):  # a call that is released enters again
-            prompts.add(0.0, windows[name], weights[name], each)
+        for _ in range(2):  # a call that is released is added again when it enters
+            prompts.add(0.0, windows[name], each)
+        prompts.take_turn(windows[name], weights[name], each.id)
         had[name] += seconds[name]
     assert abs(had["heavy"] / had["light"] - 2.0) < 0.05
 
@@ -113,5 +114,6 @@ def test_a_tenant_that_sent_no_long_prompts_saves_no_turns() -> None:
     prompts = pool(engines=100)
     busy, idle = PromptWindow(), PromptWindow()
     for number in range(50):
-        prompts.add(0.0, busy, 1.0, call(f"b {number}", 0.5))
+        prompts.add(0.0, busy, call(f"b {number}", 0.5))
+        prompts.take_turn(busy, 1.0, CallId(f"b {number}"))
     assert prompts.turn_s(idle) == prompts.turn_s(busy) - 0.5

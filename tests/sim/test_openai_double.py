@@ -407,5 +407,8 @@ async def test_a_call_that_is_longer_than_the_context_is_rejected_in_vllms_words
     async with rig.http.post(rig.url + "/v1/completions", json=body) as response:
         assert response.status == 400
         assert (await response.json())["error"]["message"].startswith("This model's maximum context length is ")
+    body = {"model": "m", "prompt": [7] * (rig.engine.context - 3)}
+    async with rig.http.post(rig.url + "/v1/completions", json=body) as response:
+        assert (await response.json())["usage"]["completion_tokens"] == 3
     async with rig.http.get(rig.url + "/v1/models") as response:
         assert (await response.json())["data"][0]["max_model_len"] == rig.engine.context

@@ -58,8 +58,10 @@ class PromptWindow:
     def __len__(self) -> int:
         return len(self._calls)
 
-    def __contains__(self, call: CallId) -> bool:
-        return call in self._calls
+    def work_of(self, call: CallId) -> float:
+        """Seconds of the prompt of a call; 0 if it does not count."""
+        known = self._calls.get(call)
+        return 0.0 if known is None else known[1].work
 
     def add(self, now: float, call: CallId, seconds: PromptSeconds) -> None:
         """A call enters."""
@@ -106,16 +108,19 @@ class PoolPrompts:
         """Those that accept calls, or 1."""
         return max(self._engines(now), 1)
 
-    def add(self, now: float, window: PromptWindow, weight: float, call: Call) -> None:
-        """A call of the tenant with this window enters, if it has not before."""
-        if call.id in window:
-            return
+    def add(self, now: float, window: PromptWindow, call: Call) -> None:
+        """A call of the tenant with this window enters, unless it is `remove`d again."""
         seconds = self.seconds(call)
         window.add(now, call.id, seconds)
         if seconds.work > LONG_S and not call.yields:
-            self._long.turn_s = self.turn_s(window)
-            window.turn_s = self._long.turn_s + seconds.work / weight
             self._long.add(now, call.id, seconds)
+
+    def take_turn(self, window: PromptWindow, weight: float, call: CallId) -> None:
+        """A call that was added has entered."""
+        work_s = self._long.work_of(call)
+        if work_s:
+            self._long.turn_s = self.turn_s(window)
+            window.turn_s = self._long.turn_s + work_s / weight
 
     def remove(self, window: PromptWindow, call: CallId) -> tuple[bool, bool]:
         """The prompt is computed, or the call has left. Returns whether it counted for its tenant, and for all."""

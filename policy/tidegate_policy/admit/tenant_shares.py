@@ -271,7 +271,8 @@ class TenantShares:
         tenant.sequences += item.call.sequences
         self._sequences += item.call.sequences
         self._tokens += tenant.memory.add(item.call)
-        self._prompts.add(now, tenant.prompts, tenant.weight, item.call)
+        self._prompts.add(now, tenant.prompts, item.call)
+        self._prompts.take_turn(tenant.prompts, tenant.weight, item.call.id)
         self._wants(tenant)
 
     def on_first_token(self, call: Call) -> bool:
@@ -330,7 +331,7 @@ class TenantShares:
                 self._count_held(tenant, -1)
                 free -= tenant.places_of(item.call)
                 item = self.marked(now, item)
-                self._prompts.add(now, tenant.prompts, tenant.weight, item.call)
+                self._prompts.add(now, tenant.prompts, item.call)
                 items.append(item)
         return items
 

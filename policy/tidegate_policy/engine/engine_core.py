@@ -296,7 +296,7 @@ class EngineCore:
     @property
     def last_yields(self) -> bool:
         """Whether the call that started last yields first, as in vLLM's FCFS; else the first of `victims`."""
-        return self.policy.name == "fcfs" and not self._census.owed
+        return self.policy.name == "fcfs" and (self.bypass or not self._census.owed)
 
     def victims(self, now: float) -> list[CallId]:
         """The running calls in the order in which they yield their memory to a running call."""

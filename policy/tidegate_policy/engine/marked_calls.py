@@ -15,10 +15,13 @@ class MarkedCalls:
 
     def rules(self, census: CallCensus, *, bypass: bool) -> tuple[Regulator, ...]:
         """Those that apply to the next step, for an engine with these calls."""
-        found: tuple[Regulator, ...] = ()
+        found: list[Regulator] = []
         if census.owed and not bypass:
-            found = (self._owed,)
+            found.append(self._owed)
+        else:
+            self._owed.skip()
         if census.yielding and not bypass:
-            return (*found, self._yielding)
-        self._yielding.skip()
-        return found
+            found.append(self._yielding)
+        else:
+            self._yielding.skip()
+        return tuple(found)

@@ -4,8 +4,9 @@ It goes first in its lane, which is not enough in two cases:
 
 - The memory is full of answers that grow, as those of a tenant that had the pool alone: the running calls take each block
   that becomes free before a waiting call finds enough of them. So if the first waiting call is owed a place and cannot
-  start, running calls that are owed none yield, once for each such call: those that started last, which lose the least
-  work. vLLM would soon preempt one in any case, for another one that needs memory.
+  start, running calls that are owed none yield: those that started last, which lose the least work. vLLM would soon
+  preempt one in any case, for another one that needs memory. Others may take what they left (a call of another lane, or
+  running calls that need a block in the same step), so more of them yield if the call has not started a few steps later.
 - Other prompts fill the steps. So while an owed call waits or computes its prompt, every second step is for owed calls and
   for decodes: the prompts of other calls pause, and no other call starts. Prompts that yield have a rule of their own
   (`yielding_prompts`).
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 MOST_STARTS = 32
 """Waiting calls that a step looks at."""
+MOST_VICTIMS = 64
+"""Calls that yield in one step: many short ones have the memory of one long prompt."""
+AGAIN_STEPS = 4
+"""Until others yield to the same call again."""
 
 
 class OwedCalls(Memoryless):
@@ -36,12 +41,19 @@ class OwedCalls(Memoryless):
 
     def __init__(self) -> None:
         self._served: CallId | None = None
-        """The last waiting call for which others yielded. Another lane may have taken what they left."""
+        """The last waiting call to which others yielded."""
+        self._since = 0
+        """Steps since then."""
         self._apart = False
         """The last step was for owed calls."""
 
+    def skip(self) -> None:
+        """A step begins to which the rule does not apply."""
+        self._apart, self._served = False, None
+
     def shape(self, engine: EngineSnapshot, plan: StepPlan) -> StepPlan:
         apart_before, self._apart = self._apart, False
+        self._since += 1
         if not engine.running_count:
             return plan
         head = engine.head if plan.max_starts != 0 else None
@@ -63,14 +75,13 @@ class OwedCalls(Memoryless):
         places = engine.places(plan)
         if places > 0 and slot_preemption.fits(engine, head, freed=0):
             return plan, True
-        if head.call.id == self._served:
+        if head.call.id == self._served and self._since < AGAIN_STEPS:
             return plan, False
+        self._served, self._since = head.call.id, 0
         latest = (known for known in reversed(engine.running) if not (known.protected or known.call.owed))
-        taken = slot_preemption.yielding(engine, head, places, (known.call.id for known in latest))
-        if not taken:
-            return plan, False
-        self._served = head.call.id
-        return replace(plan, preempt=plan.preempt + taken), True
+        ids = itertools.islice((known.call.id for known in latest), MOST_VICTIMS)
+        taken = slot_preemption.yielding(engine, head, places, ids)
+        return (replace(plan, preempt=plan.preempt + taken), True) if taken else (plan, False)
 
 
 def _is_owed(item: QueuedRequest) -> bool:

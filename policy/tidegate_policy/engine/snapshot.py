@@ -221,8 +221,8 @@ class EngineSnapshot:
             yield from self._sorted_victims()
 
     def all_victims(self) -> list[KnownCall]:
-        """The running calls in the order in which they yield memory to running calls: that of `victims`, and under `fcfs`
-        the last that started first, as in vLLM. Calls that are owed a place come last."""
+        """The running calls in the order in which they yield memory to running calls. Calls that are owed a place come
+        last. Apart from that the order is that of `victims`; under `fcfs` the last that started comes first, as in vLLM."""
         calls = (
             self.running[::-1] if self._policy.name == "fcfs" else [victim.call for victim in self._sorted_victims()]
         )

@@ -197,6 +197,8 @@ class SteeringLoop:
                 self._decided_at_s += step_s
                 self._observed_at_s += step_s
                 self._pending.shift(step_s)
+                if self._held is not None:
+                    self._held = replace(self._held, until_at_s=self._held.until_at_s + step_s)
         self._passed_s = monotonic_s
 
     def _together(self, interval: credible_reports.Believed) -> qos.Qos:

@@ -36,7 +36,7 @@ class SlotPreemption(Memoryless):
         head = engine.head
         if head is None or (places > 0 and fits(engine, head, freed=0)):
             return plan
-        taken = yielding(engine, head, places, worthwhile(engine, head))
+        taken = yielding(engine, head, places, islice(worthwhile(engine, head), MOST_VICTIMS))
         return replace(plan, preempt=plan.preempt + taken) if taken else plan
 
 
@@ -67,7 +67,7 @@ def yielding(engine: EngineSnapshot, head: QueuedRequest, places: int, victims: 
     a negative number means that calls must leave first."""
     taken: list[CallId] = []
     freed = 0
-    for victim in islice(victims, MOST_VICTIMS):
+    for victim in victims:
         taken.append(victim)
         places += 1
         missing = engine.most_uncached_tokens(head) + BLOCK_TOKENS - engine.free_kv_tokens - freed
