@@ -123,6 +123,8 @@ class PoolShares:
         self._priced: CallId | None = None
         self._price = PromptSeconds(0.0, 0.0)
         """Of the prompt of the call `_priced`, which is asked for several times in turn."""
+        self._held_tokens = 0
+        """The tokens of that prompt that an engine holds already."""
         self._whole = TenantShares(
             policy,
             bounded=bounded,
@@ -199,9 +201,12 @@ class PoolShares:
 
     def arrived(self, now: float, item: QueuedRequest) -> QueuedRequest | None:
         """The call, whose tenant competes, if it enters now; else it is held."""
-        if self._bounded and self._whole.is_new:
-            self._whole.expect(*self._engines.measure(item.call, 0))
-        self._whole.sends(now, item)
+        if self._bounded:
+            self._prompt_seconds(item.call)
+            alone_s, demand_s = self._engines.measure(item.call, self._held_tokens)
+            if self._whole.is_new:
+                self._whole.expect(alone_s, demand_s)
+            self._whole.sends(now, item, demand_s)
         part = self._part_of.get(item.call.id)
         if part is not None and part.shares.arrived(now, item) is None:
             return None
@@ -353,9 +358,10 @@ class PoolShares:
     def _prompt_seconds(self, call: Call) -> PromptSeconds:
         """What the prompt of a call costs an engine. One that has a part of it computes the rest."""
         if call.id != self._priced:
-            cost = self._engines.prompt_seconds(call.prompt_tokens)
+            cost, self._held_tokens = self._engines.prompt_seconds(call.prompt_tokens), 0
             if cost.work > SHORT_S and self._prefixes is not None and (cached := self._prefixes.cached_tokens(call)):
-                cost = self._engines.prompt_seconds(call.prompt_tokens, max(cached.values()))
+                self._held_tokens = max(cached.values())
+                cost = self._engines.prompt_seconds(call.prompt_tokens, self._held_tokens)
             self._priced, self._price = call.id, cost
         return self._price
 
