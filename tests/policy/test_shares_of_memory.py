@@ -149,19 +149,6 @@ def test_a_call_of_a_tenant_with_less_than_its_part_is_owed_a_place_while_anothe
     assert not any(call.owed for call in sent(shares, 2.0, "quiet", 1, SHORT))
 
 
-def test_long_prompts_of_a_tenant_near_its_part_yield_to_one_that_sends_much_less() -> None:
-    shares = pool(prompt_s=0.9, engines=2)
-    sent(shares, 0.0, "light", 1, SHORT)
-    for _ in range(3):  # 2.5 s of the pool for each call, in 20 s
-        for call in sent(shares, 0.0, "heavy", 1, LONG):
-            shares.leave(call)
-    assert shares.bounds(0.1)
-    assert shares._tenants["heavy"].keeps
-    assert not any(call.yields for call in sent(shares, 0.1, "light", 1, LONG))
-    (last,) = sent(shares, 0.1, "heavy", 1, LONG)
-    assert last.yields
-
-
 def test_the_work_that_a_tenant_sends_is_that_of_its_own_calls() -> None:
     """A mean over all calls would count the short prompts of one tenant for the long ones of another."""
     shares = pool()

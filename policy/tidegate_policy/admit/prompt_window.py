@@ -17,8 +17,7 @@ AHEAD_S = 0.25
 """Seconds of an engine that prompts of one tenant may take which are not computed yet, or one prompt for each engine. The
 gateway needs a few milliseconds to send the next one."""
 LONG_S, VERY_LONG_S = 0.1, 1.0
-"""Of prompts that yield: where another tenant sends much less than its part and this one does not, and where any other
-competes."""
+"""Of prompts that yield: where another tenant keeps to its part and this one does not, and where any other competes."""
 UNSEEN_TIMES, YIELDING_TIMES = 1.25, 4.0
 """A prompt without a first token counts for so many times its seconds: the first token of an answer that is not streamed is
 not seen. A prompt of a tenant that floods the pool yields, so it takes more than its own time."""

@@ -39,8 +39,6 @@ HEADROOM = 1.8
 KEEPS = 2.0
 """The factor of the headroom of a tenant that sends no more work than its part. How many places its calls take depends on
 the others too, and how much work it sends does not."""
-LIGHT_PART = 0.5
-"""A tenant that sends less than this of its part is light, and the long prompts of others yield to its calls."""
 FLOODING = 2.0
 """A tenant that wants more than so many times its bound floods the pool."""
 FLOODS_PART = 0.7
@@ -91,6 +89,8 @@ class TenantShares:
         """From then on they change with time alone."""
         self._bounds_of = 0.0, 0.0, 0.0
         """The places, the limits and the memory of the engines, as the bounds were computed."""
+        self._some_keep = False
+        """Some tenant that competes keeps to its part."""
         self._bounds_rate = 0.0
         """The part of the pool's time for each unit of weight."""
         self._bounded = bounded
@@ -370,11 +370,10 @@ class TenantShares:
 
     def _yields(self, now: float, call: Call) -> bool:
         """Whether engines compute the prompt of the call behind those of others."""
-        (bounds, flooding), work_s = self._bounds(now), self._prompts.seconds(call).work
-        if call.tenant in flooding or len(bounds) < 2 or work_s <= prompt_window.LONG_S:
-            return call.tenant in flooding
-        light = {name for name in bounds if self._keeps(now, self._known(name), LIGHT_PART)}
-        return work_s > prompt_window.VERY_LONG_S or (bool(light) and call.tenant not in light)
+        bounds, flooding = self._bounds(now)
+        exceeds = self._some_keep and not self._known(call.tenant).keeps
+        long_s = prompt_window.LONG_S if exceeds else prompt_window.VERY_LONG_S
+        return call.tenant in flooding or (len(bounds) > 1 and self._prompts.seconds(call).work > long_s)
 
     def _has_prompts(self, now: float, tenant: TenantRecord, call: Call, *, floods: bool = False) -> bool:
         """Whether engines have enough prompts to compute before this one."""
@@ -421,9 +420,9 @@ class TenantShares:
         if not tenant.above < tenant.wanted < tenant.below:
             self._bounds_hold = False
 
-    def _keeps(self, now: float, tenant: TenantRecord, times: float = 1.0) -> bool:
-        """Whether the tenant sent no more work of late than so many times its part."""
-        return tenant.rate(now) + tenant.rate_elsewhere <= times * self._bounds_rate * tenant.weight
+    def _keeps(self, now: float, tenant: TenantRecord) -> bool:
+        """Whether the tenant sent no more work of late than its part."""
+        return tenant.rate(now) + tenant.rate_elsewhere <= self._bounds_rate * tenant.weight
 
     def _bounds_now(self, now: float) -> tuple[dict[str, float], Collection[str]]:
         """As `_bounds`, computed. Notes how long they hold."""
@@ -446,6 +445,7 @@ class TenantShares:
             tenant.above, tenant.below = tenant.wanted - 0.5, tenant.wanted + 0.5
         self._bounds_rate = 1 / weight if weight else 0.0
         self._bounds_hold_until_s = until_s
+        self._some_keep = False
         if len(names) < 2:
             alone = math.inf if self._is_the_only_one or not self._bounded else pool_places.alone(limits)
             return dict.fromkeys(names, alone), ()
@@ -476,6 +476,7 @@ class TenantShares:
             else:
                 tenant.below = FLOODING * bound - MARGIN
         self._bounds_hold_until_s = until_s
+        self._some_keep = any(self._tenants[name].keeps for name in names)
         return (bounds | flooding, flooding) if len(flooding) < len(names) else (bounds, ())
 
     def _known(self, name: str) -> TenantRecord:
