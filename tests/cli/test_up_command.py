@@ -266,7 +266,7 @@ def test_ctrl_c_lets_running_calls_finish(up: Up) -> None:
 
 
 def test_a_second_ctrl_c_kills_every_process_at_once(up: Up) -> None:
-    with stream(up, 1_000_000):
+    with stream(up, 100_000):
         up.process.send_signal(signal.SIGINT)
         assert up.process.stderr is not None
         while "Ctrl-C again" not in up.process.stderr.readline():
