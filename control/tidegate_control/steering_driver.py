@@ -126,8 +126,12 @@ def explained(outcome: steering_loop.Outcome) -> str:
     reason = steering_loop.explained(outcome.state)
     if outcome.held is None:
         return reason
-    shown = reason if len(reason) <= MOST_REASON else f"{reason[: MOST_REASON - 3]}..."
-    return f"{shown}; {held_back(outcome.held)}"
+    return f"{bounded(reason, MOST_REASON)}; {held_back(outcome.held)}"
+
+
+def bounded(text: str, most: int) -> str:
+    """A text with at most so many characters."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def held_back(held: guards.Held) -> str:

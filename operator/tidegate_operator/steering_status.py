@@ -203,18 +203,18 @@ def events(pool: spec.Pool, outcome: steering_loop.Outcome, now: datetime.dateti
     kind, verdict, state = outcome.verdict.kind, outcome.verdict, outcome.state
     if kind is not guards.Kind.KEEP:
         since = datetime.datetime.fromtimestamp(state.since_at_s, datetime.UTC)
-        message = f"Engines now serve by {verdict.policy}: {_bounded(verdict.reason, MOST_REASON)}"
+        message = f"Engines now serve by {verdict.policy}: {steering_driver.bounded(verdict.reason, MOST_REASON)}"
         if state.expected:
-            message += f". Expected: {_bounded(state.expected, MOST_PART)}"
+            message += f". Expected: {steering_driver.bounded(state.expected, MOST_PART)}"
         if state.alternatives:
-            message += f". Alternatives: {_bounded(', '.join(state.alternatives), MOST_PART)}"
+            message += f". Alternatives: {steering_driver.bounded(', '.join(state.alternatives), MOST_PART)}"
         warning = kind in (guards.Kind.ROLLBACK, guards.Kind.BYPASS)
         return [_event(pool, _REASONS[kind], message, since, warning=warning)]
     if outcome.judged is None:
         return []
-    message = f"After the switch to {state.active}: {_bounded(state.effect, MOST_PART)}"
+    message = f"After the switch to {state.active}: {steering_driver.bounded(state.effect, MOST_PART)}"
     if state.expected:
-        message += f". Expected: {_bounded(state.expected, MOST_PART)}"
+        message += f". Expected: {steering_driver.bounded(state.expected, MOST_PART)}"
     return [_event(pool, "PolicyEffect", message, now)]
 
 
@@ -230,7 +230,3 @@ def _event(
         at=reconcile.timestamp(at),
         warning=warning,
     )
-
-
-def _bounded(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."

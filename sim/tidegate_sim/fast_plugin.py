@@ -90,7 +90,6 @@ class FastPlugin(fast_scheduler.FastScheduler):
 
     def arrive(self, request: FastRequest, sent: Mapping[str, labels.Label]) -> None:
         """A request with the labels that the gateway sent. If `check` raises `ValueError`, nothing changes."""
-        self.check(request)
         call = labels.read(
             self._clock(),
             sent,

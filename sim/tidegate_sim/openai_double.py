@@ -87,7 +87,7 @@ class SimulatedEngine:
     async def _embeddings(self, request: web.Request) -> web.StreamResponse:
         try:
             parsed = embeddings_double.parse(await request.read(), models=self.identity.models)
-            self._check_length(parsed.calls, 1)
+            self._room(parsed.calls, 1)
         except sim_request.BadRequest as error:
             return _rejection(error)
         async for index, _ in self.engine.generate(parsed.calls, 1):
@@ -116,12 +116,11 @@ class SimulatedEngine:
 
     def _fitted(self, parsed: sim_request.SimRequest) -> sim_request.SimRequest:
         """The request; an answer without a token limit ends where the context does. Raises `BadRequest`."""
-        self._check_length(parsed.calls, parsed.output_tokens if parsed.limited else 1)
-        left = self.engine.context - max(call.prompt_tokens for call in parsed.calls)
-        return replace(parsed, output_tokens=min(parsed.output_tokens, left))
+        room = self._room(parsed.calls, parsed.output_tokens if parsed.limited else 1)
+        return replace(parsed, output_tokens=min(parsed.output_tokens, room))
 
-    def _check_length(self, calls: Sequence[Call], output_tokens: int) -> None:
-        """Raises `BadRequest` for a call that is longer than the context of the engine."""
+    def _room(self, calls: Sequence[Call], output_tokens: int) -> int:
+        """Tokens that each answer may have. Raises `BadRequest` if these are fewer than `output_tokens`."""
         context, prompt = self.engine.context, max(call.prompt_tokens for call in calls)
         if prompt + output_tokens > context:
             raise sim_request.BadRequest(
@@ -129,6 +128,7 @@ class SimulatedEngine:
                 f"tokens and your prompt contains {prompt} input tokens.",
                 param="prompt",
             )
+        return context - prompt
 
     def _head(self, request: web.Request, parsed: sim_request.SimRequest) -> dict[str, object]:
         name = "chatcmpl" if parsed.chat else "cmpl"

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from tidegate_cli import main, policy_command
 from tidegate_gateway import app, fake_engine, gateway_settings
+from tidegate_gateway.coordination import policy_choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +116,7 @@ async def test_the_end_of_an_override_is_awaited_and_has_no_duration(
     assert await tidegate("--admin", gateway.admin, "set", "sjf") == 0
     assert await tidegate("--admin", gateway.admin, "set", "auto") == 0
     assert capsys.readouterr().out.splitlines()[-2].startswith("urgency  (settings")
+    assert policy_command.LONGEST_S == policy_choice.LONGEST_OVERRIDE_S
     for words, said in (
         (("auto", "--for", "5m"), "--for is the duration of an override; auto ends one"),
         (("edf", "--for", "169h"), "--for must be more than 0 and at most 168h"),

@@ -37,6 +37,14 @@ class Engine:
         self.scheduler.finish(step)
         return {request.id for request in (*step.started, *step.resumed)}, {request.id for request in step.preempted}
 
+    def compute_long_prompt(self, tokens: int) -> None:
+        """One call decodes, and steps of `PROMPT` tokens beside it begin with the prompt of another one."""
+        self.arrives("decodes")
+        self.step()
+        self.scheduler.core.set_controls(max_running=None, max_step_tokens=PROMPT + 1)
+        self.arrives("long", prompt=tokens)
+        self.step()
+
     def fill(self) -> None:
         """Calls of one tenant take all memory."""
         for number in range(8):
@@ -125,11 +133,7 @@ def test_many_short_calls_yield_to_one_long_prompt() -> None:
 
 def test_a_step_for_owed_calls_does_not_delay_the_first_one_after_a_while_without_any() -> None:
     engine = Engine("fcfs")
-    engine.arrives("decodes")
-    engine.step()
-    engine.scheduler.core.set_controls(max_running=None, max_step_tokens=PROMPT + 1)
-    engine.arrives("long", prompt=6 * PROMPT)
-    engine.step()
+    engine.compute_long_prompt(6 * PROMPT)
     for name in ("quiet", "second"):
         engine.arrives(name, owed=True)
         assert engine.step()[0] == {name}
@@ -164,11 +168,7 @@ def test_owed_calls_yield_memory_last(policy: str) -> None:
 
 def test_a_partly_computed_prompt_pauses_for_an_owed_call_and_not_in_two_steps_in_a_row() -> None:
     engine = Engine("fcfs")
-    engine.arrives("decodes")
-    engine.step()
-    engine.scheduler.core.set_controls(max_running=None, max_step_tokens=PROMPT + 1)
-    engine.arrives("long", prompt=5 * PROMPT)
-    engine.step()
+    engine.compute_long_prompt(5 * PROMPT)
     for name in ("quiet", "second", "third"):
         engine.arrives(name, owed=True)
     engine.arrives("f0")

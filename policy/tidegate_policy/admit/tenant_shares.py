@@ -162,7 +162,7 @@ class TenantShares:
     def sends(self, now: float, item: QueuedRequest, demand_s: float | None = None) -> None:
         """Counts the work of a call that has come in, in seconds of the whole pool; None = as such calls have taken."""
         tenant = self._known(item.call.tenant)
-        demand_s = self._places.work_s(item.service_s) if demand_s is None else demand_s
+        demand_s = self._places.work_s(item.service_s * item.call.sequences) if demand_s is None else demand_s
         if demand_s is not None:
             work_s = max(demand_s, self._prompts.seconds(item.call).work / self._prompts.engines(now))
             tenant.sent_s, tenant.sent_at_s = tenant.rate(now) * LATE_S + work_s, now
