@@ -1,6 +1,6 @@
 """Carries out the plans of the engine core inside vLLM's scheduler, by vLLM's own means.
 
-- Bounds: `max_num_scheduled_tokens` and `max_num_active_reqs`.
+- Bounds: `max_num_scheduled_tokens`, `max_num_active_reqs` and `long_prefill_token_threshold`.
 - Preemption: vLLM's `_preempt_request`; the call can resume in the same step.
 - Pause: `next_decode_eligible_step`; the request keeps its KV blocks and computes nothing in this step.
 - Held contexts: `block_pool.touch` on the cached blocks of a request that ends, `free_blocks` when the hold is over.
@@ -65,6 +65,8 @@ class PlanExecution:
         self._own_priority: dict[str, tuple[Request, int]] = {}
         """The requests whose `priority` is a place in the order of yielding now, with their own number."""
         self._stepping = False
+        self._call_tokens = int(scheduler.scheduler_config.long_prefill_token_threshold)
+        """vLLM's own bound of the tokens of one request in a step; 0 = none."""
         self._manager = scheduler.kv_cache_manager
         self._allocate_slots: Callable[..., Any] | None = None
         """vLLM's `allocate_slots`, while `_allocate` stands in its place."""
@@ -82,6 +84,7 @@ class PlanExecution:
     def end_step(self) -> None:
         """Call it after `schedule`, also if it raised."""
         self._stepping = False
+        self._scheduler.scheduler_config.long_prefill_token_threshold = self._call_tokens
         if self._allocate_slots is not None:
             self._manager.allocate_slots, self._allocate_slots = self._allocate_slots, None
         for request, priority in self._own_priority.values():
@@ -134,6 +137,9 @@ class PlanExecution:
         if plan.max_starts is not None:
             present = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
             scheduler.max_num_active_reqs = min(plan.max_running, present + plan.max_starts)
+        if plan.max_call_tokens is not None:
+            bound = min(plan.max_call_tokens, self._call_tokens or plan.max_call_tokens)
+            scheduler.scheduler_config.long_prefill_token_threshold = bound
         for call_id in plan.paused:
             request = scheduler.requests.get(call_id)
             # vLLM counts the adapters of the calls that compute. Beside one that pauses it would start one too many.

@@ -122,6 +122,7 @@ class FastPlanExecution:
         if plan.max_starts is not None:
             scheduler.max_running = min(plan.max_running, len(scheduler.running) + plan.max_starts)
         scheduler.paused = plan.paused
+        scheduler.max_call_tokens = plan.max_call_tokens
 
     def _free(self, call_ids: Iterable[CallId]) -> None:
         for call_id in call_ids:

@@ -200,6 +200,8 @@ class FastScheduler:
         self.max_step_tokens = limits.max_step_tokens
         self.paused: AbstractSet[str] = frozenset()
         """Running requests that get no token in the next step, and keep their KV blocks."""
+        self.max_call_tokens: int | None = None
+        """Tokens that one request of several computes in the next step at most; None = no bound."""
         self._by_priority = policy == "priority"
         """Whether the running request of the greatest rank is preempted first; otherwise the last that started."""
         self._preempted: set[FastRequest] = set()
@@ -272,9 +274,12 @@ class FastScheduler:
     def schedule(self) -> Step:
         """Schedules the next step."""
         step = Step()
-        budget, preempted = self._schedule_running(step)
+        most = self.max_call_tokens
+        if most is None or len(self.running) + len(self.waiting) < 2:
+            most = self.max_step_tokens
+        budget, preempted = self._schedule_running(step, most)
         if not preempted:
-            self._schedule_waiting(step, budget)
+            self._schedule_waiting(step, budget, most)
         step.preempted, self._preempted = self._preempted, set()
         self._advance(step)
         return step
@@ -297,8 +302,9 @@ class FastScheduler:
             self.running = [request for request in self.running if not request.ended]
         return results
 
-    def _schedule_running(self, step: Step) -> tuple[int, bool]:
-        """Schedules the running requests. Returns the tokens that are left of the step, and whether any was preempted."""
+    def _schedule_running(self, step: Step, most: int) -> tuple[int, bool]:
+        """Schedules the running requests, at most so many tokens of each. Returns the tokens that are left of the step, and
+        whether any was preempted."""
         budget, index, preempted = self.max_step_tokens, 0, False
         kv, scheduled, running, paused = self.kv, step.tokens, self.running, self.paused
         while index < len(running) and budget > 0:
@@ -308,6 +314,8 @@ class FastScheduler:
             if paused and request.id in paused:
                 index += 1
                 continue
+            if count > most:
+                count = most
             if count > budget:
                 count = budget
             end = computed + count
@@ -337,7 +345,7 @@ class FastScheduler:
             index += 1
         return budget, preempted
 
-    def _schedule_waiting(self, step: Step, budget: int) -> None:
+    def _schedule_waiting(self, step: Step, budget: int, most: int) -> None:
         kv, waiting = self.kv, self.waiting
         while budget > 0 and len(waiting) and len(self.running) < self.max_running:
             request = waiting.peek()
@@ -349,7 +357,7 @@ class FastScheduler:
                 fits = whole + kv.evictable(hits) <= kv.free_blocks
             if not fits:
                 break
-            count = min(request.tokens - computed, budget)
+            count = min(request.tokens - computed, budget, most)
             end = computed + count
             kv.touch(hits)
             request.hashed = list(hits)

@@ -124,6 +124,20 @@ def test_a_call_with_an_adapter_is_not_paused(scheduler):
     assert driven.starts().count("b") == 6
 
 
+@pytest.mark.parametrize("scheduler", CLASSES)
+def test_a_plan_bounds_the_tokens_of_one_call_in_one_step(scheduler):
+    driven = Driven(regulators=[Scripted({}, {"max_call_tokens": 48})], scheduler=scheduler)
+    driven.scheduler._execution._call_tokens = 400
+    driven.add("a", prompt=20, output=6)
+    driven.step()
+    driven.add("long", prompt=300, output=6)
+    driven.step()
+    assert driven.scheduler.requests["long"].num_computed_tokens == 48
+    assert driven.scheduler.scheduler_config.long_prefill_token_threshold == 400, "vLLM's own bound counts otherwise"
+    driven.step()
+    assert driven.scheduler.requests["long"].num_computed_tokens == 300
+
+
 def test_a_plan_that_pauses_every_call_pauses_none():
     driven = Driven(regulators=[Scripted({}, {"paused": frozenset({"a", "b"})})])
     for name in ("a", "b"):

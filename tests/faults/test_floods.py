@@ -201,6 +201,44 @@ async def test_the_first_seconds_of_a_flood_are_as_good_as_the_rest(
     assert percentile(during, 0.95) < most_s, "it was 7 s to 38 s (decisions 51 and 52)"
 
 
+@pytest.mark.parametrize("gateways", [1, 2])
+@pytest.mark.parametrize(("words", "tokens"), [(3500, 5), (8000, 100)], ids=["each below its part", "alone in engines"])
+async def test_long_prompts_of_several_tenants_delay_the_short_prompts_of_another_one_a_little(
+    rig: Any, figure: Any, free_port: Any, gateways: int, words: int, tokens: int
+) -> None:
+    """Nobody floods the pool: four tenants have three calls open each, which keep all engines computing prompts."""
+    others = [f"documents {number}" for number in range(4)]
+    tenants = [{"name": name, "weight": 1} for name in ("honest", *others)]
+    engines = [await rig.engine(speed=1, profile=PROFILE) for _ in range(2)]
+    cost = tidegate_profiles.load(PROFILE)["cost"]
+    url = (await rig.valkey(port=free_port(), folder=rig.folder / "data")).url
+    settings = {"tenants": tenants, "store": {"url": url}}
+    urls = [(await rig.gateway(engines, url, cost=cost, **settings)).url for _ in range(gateways)]
+    turn = itertools.cycle(urls)
+
+    async def one() -> float | str:
+        return await first_token_s(rig.http, urls[0], "honest", words=200, tokens=50)
+
+    async def reads(tenant: str) -> None:
+        while True:
+            await first_token_s(rig.http, next(turn), tenant, words=words, tokens=tokens)
+
+    alone = await steady_calls.made(one, count=40, within_s=10.0)
+    tasks = [asyncio.ensure_future(reads(tenant)) for tenant in others for _ in range(3)]
+    during = await honest(one)
+    for task in tasks:
+        task.cancel()
+    name = f"four tenants with three calls of {words:,} words open each, {gateways} gateway" + "s" * (gateways > 1)
+    refused = [value for value in during if isinstance(value, str)]
+    longest = max(value for value in during if isinstance(value, float))
+    before, after = percentile(alone, 0.95), percentile(during, 0.95)
+    figure(f"{name}: TTFT p95 of another tenant's short prompts, alone and beside them, s", f"{before:.3f}, {after:.3f}",
+           goal="0.5", met=after < 0.5)  # fmt: skip
+    figure(f"{name}: the longest TTFT, s", f"{longest:.2f}", goal="1", met=longest < 1)
+    assert not refused
+    assert longest < 5, "it was 12 s (decision 54)"
+
+
 @pytest.mark.parametrize("wire", ["HTTP", "gRPC"])
 async def test_clients_that_do_not_read_cost_little_and_stop_the_engine(
     rig: Any, figure: Any, free_port: Any, wire: str

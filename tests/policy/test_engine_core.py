@@ -222,6 +222,16 @@ def test_a_regulator_sees_the_facts_of_a_step_and_shapes_the_next_plan() -> None
     )
 
 
+def test_the_bound_of_one_call_leaves_it_the_tokens_that_it_needs() -> None:
+    core = core_with(regulators=[Scripted(max_call_tokens=0)], probe=Probe())
+    assert core.take_plan(0.0).max_call_tokens == core.limits.tokens_per_sequence
+    whole_prompts = replace(core.limits, start_tokens=90)
+    plan = bounds.safe(StepPlan(max_running=4, max_step_tokens=100, max_call_tokens=8), whole_prompts, running=1)
+    assert plan.max_call_tokens == 90
+    assert plan.at_most(call_tokens=95) is plan
+    assert plan.at_most(call_tokens=50).max_call_tokens == 50
+
+
 def test_a_plan_counts_calls_that_arrived_after_the_last_step() -> None:
     core = core_with("a", policy="sjf", regulators=[Scripted()], probe=Probe())
     core.queues[0].push(core.on_arrival(0.0, replace(call("short"), output_predicted=1)))

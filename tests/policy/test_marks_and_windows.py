@@ -33,6 +33,22 @@ def test_tenants_may_come_before_the_first_engine() -> None:
     assert made.tenants.load(0.0).tenants
 
 
+def test_beside_the_long_prompts_of_others_the_short_prompt_of_a_tenant_within_its_part_is_owed_a_place() -> None:
+    made = gate(40.0)
+    made.on_arrival(0.0, of("chat", "before"))
+    made.on_arrival(1.0, of("documents", "long", prompt_tokens=4000))
+    made.on_arrival(1.0, of("chat", "short"))
+    made.on_arrival(1.0, of("chat", "also long", prompt_tokens=4000))
+    shares = made.tenants._whole
+    owed = {out.call.id: out.item.call.owed for out in made._out.values()}
+    assert owed == {"before": False, "long": False, "short": True, "also long": False}
+    made.on_first_token(1.1, CallId("long"))
+    made.on_first_token(1.1, CallId("also long"))
+    made.on_arrival(1.2, of("chat", "later"))
+    assert not made._out[CallId("later")].item.call.owed
+    assert shares.is_fair(1.2)
+
+
 def test_a_new_prediction_changes_no_mark() -> None:
     made = gate(8.0, max_inflight=4)
     for number in range(40):

@@ -1,13 +1,17 @@
 """A call that is owed a place starts in the next step, also where the answers of others have filled the memory."""
 
+from dataclasses import replace
+
 import pytest
 
 from tidegate_policy.cost import CostModel
+from tidegate_policy.engine import owed_calls
 from tidegate_policy.model import Call, CallId
 from tidegate_sim import fast_plugin
 from tidegate_sim.engine_limits import BLOCK_TOKENS
 
 BLOCKS, PROMPT = 40, 4 * BLOCK_TOKENS
+LIMITS = CostModel(step_s=0.01, prefill_s=1e-4)
 
 
 class Engine:
@@ -15,7 +19,7 @@ class Engine:
 
     def __init__(self, policy: str, *, max_batch: int = 8, blocks: int = BLOCKS) -> None:
         self.now = 0.0
-        limits = CostModel(step_s=0.01, prefill_s=1e-4, kv_tokens=(blocks + 1) * BLOCK_TOKENS, max_batch=max_batch)
+        limits = replace(LIMITS, kv_tokens=(blocks + 1) * BLOCK_TOKENS, max_batch=max_batch)
         self.scheduler = fast_plugin.FastPlugin(limits, policy=policy, clock=lambda: self.now, prefix_cache=False)
 
     def arrives(self, name: str, *, owed: bool = False, prompt: int = PROMPT) -> None:
@@ -36,6 +40,10 @@ class Engine:
         step = self.scheduler.schedule()
         self.scheduler.finish(step)
         return {request.id for request in (*step.started, *step.resumed)}, {request.id for request in step.preempted}
+
+    def computed(self, *names: str) -> int:
+        """The tokens of these calls that are computed."""
+        return sum(self.scheduler.requests[name].computed for name in names)
 
     def compute_long_prompt(self, tokens: int) -> None:
         """One call decodes, and steps of `PROMPT` tokens beside it begin with the prompt of another one."""
@@ -177,6 +185,33 @@ def test_a_partly_computed_prompt_pauses_for_an_owed_call_and_not_in_two_steps_i
     assert started[1] == set()
     assert {"second", "third"} <= set().union(*started[:6])
     assert "f0" not in set().union(*started[:5])
+
+
+def test_an_owed_call_starts_beside_a_long_prompt_that_runs_alone() -> None:
+    engine = Engine("fcfs", blocks=400)
+    engine.arrives("long", prompt=5000)
+    engine.scheduler.core.set_controls(max_running=None, max_step_tokens=2048)
+    engine.step()
+    engine.arrives("quiet", owed=True)
+    assert engine.step()[0] == {"quiet"}
+
+
+def test_while_an_owed_call_decodes_other_prompts_get_a_small_part_of_each_step() -> None:
+    engine = Engine("fcfs", blocks=1000)
+    engine.scheduler.core.set_controls(max_running=None, max_step_tokens=2048)
+    engine.arrives("quiet", owed=True)
+    engine.step()
+    for name in ("long", "second"):
+        engine.arrives(name, prompt=5000)
+    chunk = round(owed_calls.CHUNK_STEPS * LIMITS.step_s / LIMITS.prefill_s)
+    for _ in range(4):
+        before = engine.computed("long", "second")
+        engine.step()
+        assert engine.computed("long", "second") - before == chunk
+    engine.scheduler.abort("quiet")
+    before = engine.computed("long", "second")
+    engine.step()
+    assert engine.computed("long", "second") - before == 2048
 
 
 def test_no_step_is_empty_because_all_prompts_pause() -> None:

@@ -156,14 +156,14 @@ def test_such_a_prompt_takes_no_tokens_from_a_prompt_that_is_partly_computed() -
     assert engine.plan().max_step_tokens == 500 + CHUNK
 
 
-def test_a_prompt_that_runs_alone_is_not_paused() -> None:
+def test_beside_a_prompt_that_runs_alone_another_call_starts_at_once() -> None:
     engine = Engine()
     engine.computes("flood", yields=True)
     engine.waits("honest")
     for _ in range(2):
         plan = engine.plan()
-        assert not plan.paused
-        assert plan.max_step_tokens == LIMITS.max_step_tokens, "small parts would make the other call wait for longer"
+        assert not plan.paused, "an engine stops if all that runs pauses and no call starts"
+        assert (plan.max_step_tokens, plan.max_call_tokens) == (LIMITS.max_step_tokens, CHUNK)
 
 
 def test_an_engine_in_bypass_treats_all_prompts_alike() -> None:

@@ -290,7 +290,8 @@ def shared_tokens(probe, core):
     return [(probe.cached_tokens(each), probe.shared_tokens(each)) for each in waiting]
 
 
-COST = CostModel(step_s=0.02, prefill_s=1e-4, attention_s=1e-9, decode_s=1e-4, context_s=1e-7)
+# The fixed time of a step is short, so that the parts of prompts beside marked calls are smaller than a step.
+COST = CostModel(step_s=0.001, prefill_s=1e-4, attention_s=1e-9, decode_s=1e-4, context_s=1e-7)
 
 
 def priority_of(item):

@@ -82,11 +82,20 @@ class PromptWindow:
         computes one prompt at a time."""
         if not self._fills(engines, floods):
             return False
+        self._forget(now, floods=floods)
+        return self._fills(engines, floods)
+
+    def is_empty(self, now: float) -> bool:
+        """Whether no prompt counts."""
+        self._forget(now, floods=False)
+        return not self._calls
+
+    def _forget(self, now: float, *, floods: bool) -> None:
+        """Removes the prompts that have counted for long enough."""
         for call, (entered_at_s, seconds) in list(self._calls.items()):
             counts_s = YIELDING_TIMES * seconds.alone if floods else UNSEEN_TIMES * max(seconds.alone, AHEAD_S)
             if entered_at_s + counts_s <= now:
                 self.remove(call)
-        return self._fills(engines, floods)
 
     def _fills(self, engines: float, floods: bool) -> bool:
         return len(self._calls) >= engines and (floods or self.work_s >= AHEAD_S * engines)
@@ -135,6 +144,10 @@ class PoolPrompts:
         if not self._long.is_full(now, self.engines(now) / self.gateways, floods=False):
             return True
         return self.seconds(call).work <= LONG_S
+
+    def are_ahead_of(self, now: float, call: Call) -> bool:
+        """Whether some engine has a long prompt to compute, and the call has a short one."""
+        return not self._long.is_empty(now) and self.seconds(call).work <= LONG_S
 
     def turn_s(self, window: PromptWindow) -> float:
         """The place of the next long prompt of a tenant; the least goes first."""

@@ -1,7 +1,8 @@
 """Keeps a plan within the engine's limits and above the floors without which an engine would stall.
 
 Four floors hold. Each running call gets the tokens of one decode. A waiting call that may start finds the tokens that it
-needs. An engine in which no call runs may start at least one. A plan does not pause all calls that run.
+needs, also within the bound of one call. An engine in which no call runs may start at least one. A plan does not pause all
+calls that run.
 """
 
 from tidegate_policy.engine.step import EngineLimits, StepPlan
@@ -30,16 +31,21 @@ def safe(plan: StepPlan, limits: EngineLimits, *, running: int) -> StepPlan:
     starts = plan.max_starts
     if starts is not None:
         starts = max(starts, 0 if active > 0 else 1)
-    if active > 0 and (max_running, max_step_tokens, starts) == (
+    call_tokens = plan.max_call_tokens
+    if call_tokens is not None:
+        call_tokens = max(call_tokens, limits.tokens_per_sequence, limits.start_tokens)
+    if active > 0 and (max_running, max_step_tokens, starts, call_tokens) == (
         plan.max_running,
         plan.max_step_tokens,
         plan.max_starts,
+        plan.max_call_tokens,
     ):
         return plan
     return StepPlan(
         max_running=max_running,
         max_step_tokens=max_step_tokens,
         max_starts=starts,
+        max_call_tokens=call_tokens,
         preempt=plan.preempt,
         # A start can fail for lack of memory, so paused calls alone never make up a step.
         paused=plan.paused if active > 0 else frozenset(),

@@ -86,7 +86,9 @@ def _usable_plan(plan: object) -> StepPlan:
     """The plan, if its fields have the types that a step needs. The limits of a plan are `bounds.safe`'s affair."""
     if not isinstance(plan, StepPlan):
         raise BadAnswer(f"a regulator must return a plan, not {plan!r}")
-    for number in (plan.max_running, plan.max_step_tokens, 0 if plan.max_starts is None else plan.max_starts):
+    starts, call_tokens = plan.max_starts, plan.max_call_tokens
+    optional = 0 if starts is None else starts, 0 if call_tokens is None else call_tokens
+    for number in (plan.max_running, plan.max_step_tokens, *optional):
         if type(number) is not int:
             raise BadAnswer(f"the bounds of a plan must be integers, not {number!r}")
     if type(plan.preempt) is not tuple or type(plan.paused) is not frozenset:

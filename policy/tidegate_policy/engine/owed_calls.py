@@ -8,8 +8,8 @@ It goes first in its lane, which is not enough in two cases:
   preempt one in any case, for another one that needs memory. Others may take what they left (a call of another lane, or
   running calls that need a block in the same step), so more of them yield if the call has not started a few steps later.
 - Other prompts fill the steps. So while an owed call waits or computes its prompt, every second step is for owed calls and
-  for decodes: the prompts of other calls pause, and no other call starts. Prompts that yield have a rule of their own
-  (`yielding_prompts`).
+  for decodes: the prompts of other calls pause, and no other call starts. In the other steps, and while an owed call
+  decodes, other prompts get a small part of each step. Prompts that yield have a rule of their own (`yielding_prompts`).
 
 This rule has no setting: it acts on calls that the gateway has marked, and there are none while all tenants keep to their
 parts.
@@ -32,8 +32,13 @@ MOST_STARTS = 32
 """Waiting calls that a step looks at."""
 MOST_VICTIMS = 64
 """Calls that yield in one step: many short ones have the memory of one long prompt."""
+LEAST_CHUNK = 16
+"""Tokens."""
 AGAIN_STEPS = 4
 """Until others yield to the same call again."""
+CHUNK_STEPS = 8.0
+"""The tokens that a step computes of other prompts take so many times the fixed time of a step. With more, each token of
+an owed call takes longer; with less, the fixed times take a greater part of the engine's time."""
 
 
 class OwedCalls(Memoryless):
@@ -57,18 +62,22 @@ class OwedCalls(Memoryless):
         if not engine.running_count:
             return plan
         head = engine.head if plan.max_starts != 0 else None
-        starts = 0
+        starting: list[QueuedRequest] = []
         if head is not None and head.call.owed:
             plan, can_start = self._with_room(engine, plan, head)
-            starts = sum(1 for _ in itertools.takewhile(_is_owed, engine.first(MOST_STARTS))) if can_start else 0
-        prompts = [known.call for known in engine.prefills]
-        others = [call.id for call in prompts if not (call.owed or call.yields)]
-        waits = starts > 0 or any(call.owed for call in prompts)
+            starting = list(itertools.takewhile(_is_owed, engine.first(MOST_STARTS))) if can_start else []
+        owed = [known for known in engine.prefills if known.call.owed]
+        others = [known.call.id for known in engine.prefills if not (known.call.owed or known.call.yields)]
+        waits = bool(starting or owed)
         nothing = engine.running_count == len(others)  # a step must compute something (`bounds`)
-        if apart_before or not waits or nothing:
+        if waits and not apart_before and not nothing:
+            self._apart = True
+            return replace(plan.at_most(starts=len(starting)), paused=plan.paused.union(others))
+        if not (others or engine.waiting) or not (waits or any(known.call.owed for known in engine.decoding)):
             return plan
-        self._apart = True
-        return replace(plan.at_most(starts=starts), paused=plan.paused.union(others))
+        chunk = max(round(CHUNK_STEPS * engine.cost.step_s / engine.cost.prefill_s), LEAST_CHUNK)
+        tokens = sum([known.uncached_tokens for known in owed]) + sum(map(engine.most_uncached_tokens, starting))
+        return plan.at_most(step_tokens=engine.decode_tokens + tokens + chunk, call_tokens=chunk)
 
     def _with_room(self, engine: EngineSnapshot, plan: StepPlan, head: QueuedRequest) -> tuple[StepPlan, bool]:
         """The plan in which others yield to `head`, if they must, and whether it can start then."""

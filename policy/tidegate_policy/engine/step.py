@@ -64,22 +64,32 @@ class StepPlan:
     """Bound of the tokens of the step."""
     max_starts: int | None = None
     """Bound of the waiting calls that start in this step; None = no bound."""
+    max_call_tokens: int | None = None
+    """Bound of the tokens that one call computes in this step; None = no bound."""
     preempt: tuple[CallId, ...] = ()
     """Running calls that yield their place and their memory before this step. Ids that do not run are ignored."""
     paused: frozenset[CallId] = frozenset()
     """Running calls that compute nothing in this step and keep their memory."""
 
     def at_most(
-        self, *, running: int = sys.maxsize, step_tokens: int = sys.maxsize, starts: int = sys.maxsize
+        self,
+        *,
+        running: int = sys.maxsize,
+        step_tokens: int = sys.maxsize,
+        starts: int = sys.maxsize,
+        call_tokens: int = sys.maxsize,
     ) -> "StepPlan":
         """The plan with no greater bounds than these."""
         present = sys.maxsize if self.max_starts is None else self.max_starts
-        if self.max_running <= running and self.max_step_tokens <= step_tokens and present <= starts:
+        of_call = sys.maxsize if self.max_call_tokens is None else self.max_call_tokens
+        within = self.max_running <= running and self.max_step_tokens <= step_tokens
+        if within and present <= starts and of_call <= call_tokens:
             return self
         return StepPlan(
             max_running=min(self.max_running, running),
             max_step_tokens=min(self.max_step_tokens, step_tokens),
             max_starts=starts if starts < present else self.max_starts,
+            max_call_tokens=call_tokens if call_tokens < of_call else self.max_call_tokens,
             preempt=self.preempt,
             paused=self.paused,
         )

@@ -52,9 +52,9 @@ class YieldingPrompts(Memoryless):
         self._paused = bool(yielding) and others and not alone and not paused_before
         if self._paused:
             return replace(plan, paused=plan.paused.union(yielding))
-        if alone and ahead:  # small parts would make the other calls wait for longer
-            return plan
         chunk = max(round(CHUNK_STEPS * engine.cost.step_s / engine.cost.prefill_s), LEAST_CHUNK)
+        if alone and ahead:  # the other calls start beside them
+            return plan.at_most(call_tokens=chunk)
         computing = sum(known.uncached_tokens for known in engine.prefills)
         starts = _starts(engine, first, chunk - computing if yielding else chunk)
         tokens = chunk + engine.decode_tokens
