@@ -156,9 +156,10 @@ class Helm:
         command = [str(self.plane.programs / "helm"), "--kubeconfig", str(self.plane.kubeconfig), *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
-    def rendered(self, namespace: str, *values: str) -> list[dict[str, Any]]:
-        """The chart's manifests for a release named tidegate."""
+    def rendered(self, namespace: str, *values: str, strings: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """The chart's manifests for a release named tidegate. `strings` are values that are no numbers."""
         sets = [word for value in values for word in ("--set", value)]
+        sets += [word for value in strings for word in ("--set-string", value)]
         text = self.run("template", "tidegate", self.chart, "-n", namespace, *sets)
         return [item for item in yaml.safe_load_all(text) if item]
 

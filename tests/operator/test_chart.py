@@ -6,6 +6,11 @@ import subprocess
 import pytest
 
 
+NODE_RULE = (
+    "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0]"
+)
+
+
 def template(helm, *values):
     return helm.rendered("tidegate-system", *values)
 
@@ -24,6 +29,28 @@ def test_the_api_server_accepts_the_whole_chart_in_a_restricted_namespace(helm, 
     text = "\n---\n".join(map(json.dumps, manifests))
     said = helm.plane.kubectl("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-", stdin=text)
     assert "Warning" not in said
+    assert "deployment.apps/tidegate" in said
+
+
+def test_the_api_server_accepts_each_form_of_affinity_that_lint_passes(helm, kubectl, namespace):
+    node, pods = "affinity.nodeAffinity", "affinity.podAntiAffinity"
+    required, preferred = (f"{how}DuringSchedulingIgnoredDuringExecution" for how in ("required", "preferred"))
+    expressions = f"{node}.{required}.nodeSelectorTerms[0].matchExpressions"
+    term = f"{pods}.{preferred}[0].podAffinityTerm"
+    values = [
+        *(f"{expressions}[0].{each}" for each in ("key=zone", "operator=In", "values={a,b}")),
+        *(f"{expressions}[1].{each}" for each in ("key=disk", "operator=Exists")),
+        *(f"{expressions}[2].{each}" for each in ("key=cores", "operator=Gt")),
+        f"{node}.{preferred}[0].weight=10",
+        f"{node}.{preferred}[0].preference.matchExpressions[0].key=example.org/kind",
+        f"{node}.{preferred}[0].preference.matchExpressions[0].operator=DoesNotExist",
+        f"{pods}.{preferred}[0].weight=100",
+        *(f"{term}.{each}" for each in ("topologyKey=kubernetes.io/hostname", "labelSelector.matchLabels.app=tidegate")),
+    ]
+    manifests = helm.rendered(namespace, *values, strings=[f"{expressions}[2].values[0]=4"])
+    (deployment,) = of_kind(manifests, "Deployment")
+    assert len(deployment["spec"]["template"]["spec"]["affinity"]) == 2
+    said = helm.plane.kubectl("apply", "--server-side", "--dry-run=server", "-f", "-", stdin=json.dumps(deployment))
     assert "deployment.apps/tidegate" in said
 
 
@@ -72,7 +99,13 @@ def test_a_second_release_without_the_resource_does_not_conflict_with_the_first(
         "image.repository=registry.example/a b", "image.tag=a b", "resources.requests.cpu=much", "resources.request.cpu=1",
         "nodeSelector.zone=a b", "tolerations[0].effect=NoSchedul", "tolerations[0].operater=Exists",
         "affinity.nodeAffinty.a=b", "priorityClassName=High", "serviceAccount.name=Name", "podAnnotations.a.b=c",
-        "imagePullSecrets[0].nam=registry",
+        "imagePullSecrets[0].nam=registry", "nodeSelector.a b=c", "podAnnotations.a b=c", "resources.limits.a b=1",
+        "tolerations[0].key=a b", "affinity.nodeAffinity.requiredDuringScheduling=a",
+        f"{NODE_RULE}.operator=In", f"{NODE_RULE}.key=zone", f"{NODE_RULE}.key=zone,{NODE_RULE}.operator=In",
+        f"{NODE_RULE}.key=zone,{NODE_RULE}.operator=Is,{NODE_RULE}.values={{a}}",
+        f"{NODE_RULE}.key=zone,{NODE_RULE}.operator=Exists,{NODE_RULE}.values={{a}}",
+        "affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].namespaces={a}",
+        "affinity.podAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].weight=10",
     ],
 )  # fmt: skip
 def test_invalid_values_are_rejected(helm, value):
