@@ -5,7 +5,6 @@ import subprocess
 
 import pytest
 
-
 NODE_RULE = (
     "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0]"
 )
@@ -45,7 +44,10 @@ def test_the_api_server_accepts_each_form_of_affinity_that_lint_passes(helm, kub
         f"{node}.{preferred}[0].preference.matchExpressions[0].key=example.org/kind",
         f"{node}.{preferred}[0].preference.matchExpressions[0].operator=DoesNotExist",
         f"{pods}.{preferred}[0].weight=100",
-        *(f"{term}.{each}" for each in ("topologyKey=kubernetes.io/hostname", "labelSelector.matchLabels.app=tidegate")),
+        *(
+            f"{term}.{each}"
+            for each in ("topologyKey=kubernetes.io/hostname", "labelSelector.matchLabels.app=tidegate")
+        ),
     ]
     manifests = helm.rendered(namespace, *values, strings=[f"{expressions}[2].values[0]=4"])
     (deployment,) = of_kind(manifests, "Deployment")
