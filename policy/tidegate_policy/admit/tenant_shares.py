@@ -337,8 +337,8 @@ class TenantShares:
 
     def marked(self, now: float, item: QueuedRequest) -> QueuedRequest:
         """A call that enters, marked if its prompt yields to others (`engine.yielding_prompts`) or it is owed a place."""
-        call, yields, floods = item.call, self._yields(now, item.call), self._bounds(now)[1]
-        crowded_out = bool(floods) or self._prompts.are_ahead_of(now, call)
+        call, yields, (bounds, floods) = item.call, self._yields(now, item.call), self._bounds(now)
+        crowded_out = bool(floods) or (len(bounds) > 1 and self._prompts.are_ahead_of(now, call))
         owed = not yields and ((crowded_out and self._known(call.tenant).keeps) or self.is_owed(now, call.tenant))
         if call.yields == yields and call.owed == owed:
             return item

@@ -1,5 +1,5 @@
 """The rules for calls that gateways have marked (`Call.yields`, `Call.owed`). They have no setting and run before the
-regulators. There are no marks while all tenants keep to their parts."""
+regulators. There are no marks while all tenants keep to their parts and none of their prompts is long."""
 
 from tidegate_policy.engine.call_census import CallCensus
 from tidegate_policy.engine.owed_calls import OwedCalls

@@ -1,4 +1,4 @@
-"""A call that is owed a place starts in the next steps (`Call.owed`, decisions 52 and 53).
+"""A call that is owed a place starts in the next steps (`Call.owed`, decisions 52 to 54).
 
 It goes first in its lane, which is not enough in two cases:
 
@@ -11,8 +11,8 @@ It goes first in its lane, which is not enough in two cases:
   for decodes: the prompts of other calls pause, and no other call starts. In the other steps, and while an owed call
   decodes, other prompts get a small part of each step. Prompts that yield have a rule of their own (`yielding_prompts`).
 
-This rule has no setting: it acts on calls that the gateway has marked, and there are none while all tenants keep to their
-parts.
+This rule has no setting: it acts on calls that the gateway has marked. There are none while all tenants keep to their parts
+and none of their prompts is long.
 """
 
 import itertools
