@@ -58,7 +58,11 @@ LABELS = (
     ),
     Label(
         key="tg.owed", kind=Kind.WHOLE, low=0, high=1, default="0",
-        meaning="1 = the tenant keeps to its part, and others take more or have long prompts, so others yield to the call",
+        meaning="1 = the tenant keeps to its part and another one does not, so others yield memory and steps to the call",
+    ),
+    Label(
+        key="tg.ahead", kind=Kind.WHOLE, low=0, high=1, default="0",
+        meaning="1 = the prompt is short and the tenant keeps to its part, so long prompts of others yield steps to it",
     ),
     Label(key="tg.class", default="no class", meaning="the service class, by which reports count"),
     Label(

@@ -61,7 +61,10 @@ class Call:
     prompt in small parts and behind the prompts of others."""
     owed: bool = False
     """Its tenant keeps to its bound while another one has more than its own, or to its part while another one floods the
-    pool. It goes first in its lane, and others yield memory and steps to it."""
+    pool. It goes first in its lane, and others yield memory, places and steps to it."""
+    ahead: bool = False
+    """Its prompt is short, its tenant keeps to its part, and engines compute long prompts of others. It goes first in its
+    lane, and others yield steps to it."""
     urgency: int = DEFAULT_URGENCY
     """0 (most urgent) to 4, within the tenant's entitlement."""
     client_priority: float = 0.0
@@ -97,7 +100,12 @@ class Call:
     @property
     def turn(self) -> int:
         """The calls of the least turn go first in their lane, whatever the policy."""
-        return int(self.yields) - int(self.owed)
+        return int(self.yields) - int(self.goes_first)
+
+    @property
+    def goes_first(self) -> bool:
+        """Whether it goes before the calls of others in its lane, and their prompts yield steps to it."""
+        return self.owed or self.ahead
 
     def output_left(self, output_tokens: int) -> int:
         """Output tokens that are expected to follow after `output_tokens`: at least one. A call beyond its prediction is

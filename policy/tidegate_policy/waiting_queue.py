@@ -119,7 +119,7 @@ class WaitingQueue:
         old = self._heaps.live[item.call.id]
         if item.call.turn != old.item.call.turn:
             marks = old.item.call
-            item = replace(item, call=replace(item.call, yields=marks.yields, owed=marks.owed))
+            item = replace(item, call=replace(item.call, yields=marks.yields, owed=marks.owed, ahead=marks.ahead))
         self._heaps.insert(item, old.rank)
 
     def rekey(self, changed: Changed) -> None:

@@ -163,15 +163,15 @@ def test_a_label_is_believed_up_to_the_bounds_of_the_table(key: str, bound: floa
 def test_each_label_of_the_table_is_read(label: label_table.Label) -> None:
     value = "x" if label.kind is label_table.Kind.TEXT else label.low + (label.high - label.low) * 0.75
     assert reported({label.key: value}) == (reported({label.key: str(value)})[0], [])
-    changed = {"tg.out_pred": 1, "tg.yields": 1, "tg.owed": 1}.get(label.key, value)
+    changed = {"tg.out_pred": 1, "tg.yields": 1, "tg.owed": 1, "tg.ahead": 1}.get(label.key, value)
     assert reported({label.key: changed})[0] != reported({})[0]
 
 
 def test_the_gateway_writes_the_labels_of_the_table() -> None:
     call = Call(
         id=CallId("c"), arrived_at_s=0.0, prompt_tokens=7, output_predicted=9, tenant="t", urgency=0, weight=3.0,
-        yields=True, owed=True, due_at_s=-20.0, deadline_at_s=90.0, ttft_s=1.0, tpot_s=1e-9, workflow=WorkflowId("w"),
-        stage="s", session="x", group="g", group_size=50, tool="t", tool_s=3.0, tool_return_tokens=100, left_s=2.0,
+        yields=True, owed=True, ahead=True, due_at_s=-20.0, deadline_at_s=90.0, ttft_s=1.0, tpot_s=1e-9,
+        workflow=WorkflowId("w"), stage="s", session="x", group="g", group_size=50, tool="t", tool_s=3.0, tool_return_tokens=100, left_s=2.0,
         output_upper=30, slo_class="c",
     )  # fmt: skip
     written = dict(labels.write(0.0, call))

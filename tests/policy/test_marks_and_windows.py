@@ -4,6 +4,8 @@ from dataclasses import replace
 
 from test_dispatcher import Gate, call
 
+from tidegate_gateway.store.store_answers import pool_load
+from tidegate_gateway.store.store_answers import told as told_to_store
 from tidegate_policy.admit.tenant_load import PoolLoad
 from tidegate_policy.model import Call, CallId, EngineId
 
@@ -33,20 +35,38 @@ def test_tenants_may_come_before_the_first_engine() -> None:
     assert made.tenants.load(0.0).tenants
 
 
-def test_beside_the_long_prompts_of_others_the_short_prompt_of_a_tenant_within_its_part_is_owed_a_place() -> None:
+def test_the_short_prompt_of_a_tenant_within_its_part_goes_before_the_long_prompts_of_others() -> None:
     made = gate(40.0)
     made.on_arrival(0.0, of("chat", "before"))
     made.on_arrival(1.0, of("documents", "long", prompt_tokens=4000))
     made.on_arrival(1.0, of("chat", "short"))
     made.on_arrival(1.0, of("chat", "also long", prompt_tokens=4000))
-    shares = made.tenants._whole
-    owed = {out.call.id: out.item.call.owed for out in made._out.values()}
-    assert owed == {"before": False, "long": False, "short": True, "also long": False}
-    made.on_first_token(1.1, CallId("long"))
+    made.on_arrival(1.0, of("documents", "own"))
+    ahead = {out.call.id: out.item.call.ahead for out in made._out.values()}
+    assert ahead == {"before": False, "long": False, "short": True, "also long": False, "own": True}
+    assert not any(out.item.call.owed for out in made._out.values()), "nobody has too much"
     made.on_first_token(1.1, CallId("also long"))
+    made.on_arrival(1.1, of("documents", "second"))
+    assert not made._out[CallId("second")].item.call.ahead, "the long prompt is its own tenant's"
+    made.on_first_token(1.2, CallId("long"))
     made.on_arrival(1.2, of("chat", "later"))
-    assert not made._out[CallId("later")].item.call.owed
-    assert shares.is_fair(1.2)
+    assert not made._out[CallId("later")].item.call.ahead
+
+
+def test_long_prompts_that_enter_at_another_gateway_count_too() -> None:
+    made, other = gate(40.0), gate(40.0)
+    for each in (made, other):
+        each.on_arrival(0.0, of("chat", "before"))
+    other.on_arrival(1.0, of("documents", "long", prompt_tokens=4000))
+    told = other.tenants.load(1.0)
+    assert told.long_prompts == {"documents"}
+    assert pool_load([told_to_store(told), {}]) == told
+    made.tenants.on_others(1.0, told, 2)
+    made.on_arrival(1.1, of("chat", "short"))
+    made.on_arrival(1.1, of("documents", "own"))
+    assert made._out[CallId("short")].item.call.ahead
+    assert not made._out[CallId("own")].item.call.ahead
+    assert other.tenants.load(60.0).long_prompts == frozenset(), "its first token was not seen"
 
 
 def test_a_new_prediction_changes_no_mark() -> None:

@@ -22,7 +22,7 @@ class Engine:
         limits = replace(LIMITS, kv_tokens=(blocks + 1) * BLOCK_TOKENS, max_batch=max_batch)
         self.scheduler = fast_plugin.FastPlugin(limits, policy=policy, clock=lambda: self.now, prefix_cache=False)
 
-    def arrives(self, name: str, *, owed: bool = False, prompt: int = PROMPT) -> None:
+    def arrives(self, name: str, *, owed: bool = False, ahead: bool = False, prompt: int = PROMPT) -> None:
         self.now += 0.001
         call = Call(
             id=CallId(name),
@@ -30,7 +30,8 @@ class Engine:
             prompt_tokens=prompt,
             output_predicted=400,
             owed=owed,
-            tenant="quiet" if owed else "flood",
+            ahead=ahead,
+            tenant="quiet" if owed or ahead else "flood",
         )
         self.scheduler.receive(self.scheduler.request(call.id, prompt, 400), call)
 
@@ -180,11 +181,14 @@ def test_a_partly_computed_prompt_pauses_for_an_owed_call_and_not_in_two_steps_i
     for name in ("quiet", "second", "third"):
         engine.arrives(name, owed=True)
     engine.arrives("f0")
-    started = [engine.step()[0] for _ in range(9)]
-    assert started[0] == {"quiet"}
-    assert started[1] == set()
-    assert {"second", "third"} <= set().union(*started[:6])
-    assert "f0" not in set().union(*started[:5])
+    before = engine.computed("long")
+    assert engine.step()[0] == {"quiet"}
+    assert engine.computed("long") == before
+    started = [engine.step()[0]]
+    assert engine.computed("long") > before
+    started += [engine.step()[0] for _ in range(7)]
+    assert {"second", "third"} <= set().union(*started[:3])
+    assert "f0" not in set().union(*started[:4])
 
 
 def test_an_owed_call_starts_beside_a_long_prompt_that_runs_alone() -> None:
@@ -212,6 +216,48 @@ def test_while_an_owed_call_decodes_other_prompts_get_a_small_part_of_each_step(
     before = engine.computed("long", "second")
     engine.step()
     assert engine.computed("long", "second") - before == 2048
+
+
+def test_where_a_part_of_a_step_is_more_than_a_step_an_owed_call_still_finds_tokens() -> None:
+    engine = Engine("fcfs", blocks=4000)
+    engine.scheduler.core.set_controls(max_running=None, max_step_tokens=owed_calls.LEAST_CHUNK * 8)
+    engine.arrives("long", prompt=30_000)
+    engine.step()
+    engine.arrives("quiet", owed=True)
+    assert engine.step()[0] == {"quiet"}
+
+
+def test_an_owed_call_starts_beside_two_long_prompts_of_which_one_computes_at_a_time() -> None:
+    engine = Engine("fcfs", blocks=8000)
+    engine.scheduler.core.set_controls(max_running=None, max_step_tokens=2048)
+    engine.arrives("first", prompt=30_000)
+    engine.step()
+    engine.arrives("owed", owed=True, prompt=1500)
+    engine.arrives("short", prompt=20_000)
+    while engine.scheduler.requests["short"].computed == 0:
+        engine.step()
+    engine.scheduler.abort("owed")
+    engine.arrives("quiet", owed=True)
+    waits = 1
+    while "quiet" not in engine.step()[0]:
+        waits += 1
+    assert waits <= 2
+    before = [engine.computed(name) for name in ("first", "short")]
+    for _ in range(4):
+        engine.step()
+    assert all(engine.computed(name) > done for name, done in zip(("first", "short"), before, strict=True))
+
+
+def test_a_call_that_is_ahead_of_long_prompts_takes_no_memory_and_no_place() -> None:
+    engine = Engine("fcfs", max_batch=2)
+    for name in ("f0", "f1"):
+        engine.arrives(name)
+    engine.step()
+    engine.arrives("quiet", ahead=True)
+    assert engine.step() == (set(), set())
+    engine.scheduler.abort("f0")
+    engine.arrives("long", prompt=10 * PROMPT)
+    assert engine.step()[0] == {"quiet"}
 
 
 def test_no_step_is_empty_because_all_prompts_pause() -> None:

@@ -311,6 +311,7 @@ def sent(now, item):
             tenant=f"t{item.urgency % 3}",
             yields=item.urgency == 4,
             owed=item.urgency == 0,
+            ahead=item.urgency == 1,
             group=f"g{item.urgency}",
             session=item.session,
             tool="search" if item.output_prefix is not None else None,

@@ -25,6 +25,7 @@ def told(load: PoolLoad) -> dict[str, Any]:
         "tenants": _lists(load.tenants),
         "places": load.places,
         "parts": {key: _lists(tenants) for key, tenants in load.parts.items()},
+        "long_prompts": sorted(load.long_prompts),
     }
 
 
@@ -39,6 +40,7 @@ def pool_load(answer: object) -> PoolLoad:
             _loads(item.get("tenants")),
             item["places"] if isinstance(item.get("places"), int | float) else None,
             {key: _loads(tenants) for key, tenants in entries([item.get("parts")])},
+            frozenset(map(str, rows(item.get("long_prompts")))),
         )
         for item in rows(answer)
         if isinstance(item, dict)

@@ -18,6 +18,8 @@ AHEAD_S = 0.25
 gateway needs a few milliseconds to send the next one."""
 LONG_S, VERY_LONG_S = 0.1, 1.0
 """Of prompts that yield: where another tenant keeps to its part and this one does not, and where any other competes."""
+SLOWED_TIMES = 4.0
+"""Beside calls that go first a prompt takes up to so many times its own seconds, unless they fill the engine."""
 UNSEEN_TIMES, YIELDING_TIMES = 1.25, 4.0
 """A prompt without a first token counts for so many times its seconds: the first token of an answer that is not streamed is
 not seen. A prompt of a tenant that floods the pool yields, so it takes more than its own time."""
@@ -82,20 +84,11 @@ class PromptWindow:
         computes one prompt at a time."""
         if not self._fills(engines, floods):
             return False
-        self._forget(now, floods=floods)
-        return self._fills(engines, floods)
-
-    def is_empty(self, now: float) -> bool:
-        """Whether no prompt counts."""
-        self._forget(now, floods=False)
-        return not self._calls
-
-    def _forget(self, now: float, *, floods: bool) -> None:
-        """Removes the prompts that have counted for long enough."""
         for call, (entered_at_s, seconds) in list(self._calls.items()):
             counts_s = YIELDING_TIMES * seconds.alone if floods else UNSEEN_TIMES * max(seconds.alone, AHEAD_S)
             if entered_at_s + counts_s <= now:
                 self.remove(call)
+        return self._fills(engines, floods)
 
     def _fills(self, engines: float, floods: bool) -> bool:
         return len(self._calls) >= engines and (floods or self.work_s >= AHEAD_S * engines)
@@ -112,6 +105,10 @@ class PoolPrompts:
         self._engines = costs.engines
         self._long = PromptWindow()
         """The long prompts that do not yield to others. Its turn is that of the one that entered last."""
+        self._under_way: dict[CallId, tuple[str, float]] = {}
+        """The tenant of each of these prompts until its first token, or until the instant when it is surely computed."""
+        self.elsewhere: frozenset[str] = frozenset()
+        """The tenants with long prompts that entered at other gateways."""
 
     def engines(self, now: float) -> int:
         """Those that accept calls, or 1."""
@@ -123,6 +120,7 @@ class PoolPrompts:
         window.add(now, call.id, seconds)
         if seconds.work > LONG_S and not call.yields:
             self._long.add(now, call.id, seconds)
+            self._under_way[call.id] = call.tenant, now + SLOWED_TIMES * seconds.alone
 
     def take_turn(self, window: PromptWindow, weight: float, call: CallId) -> None:
         """A call that was added has entered."""
@@ -133,6 +131,7 @@ class PoolPrompts:
 
     def remove(self, window: PromptWindow, call: CallId) -> tuple[bool, bool]:
         """The prompt is computed, or the call has left. Returns whether it counted for its tenant, and for all."""
+        self._under_way.pop(call, None)
         return window.remove(call), self._long.remove(call)
 
     def is_full(self, now: float, window: PromptWindow, *, floods: bool) -> bool:
@@ -146,8 +145,16 @@ class PoolPrompts:
         return self.seconds(call).work <= LONG_S
 
     def are_ahead_of(self, now: float, call: Call) -> bool:
-        """Whether some engine has a long prompt to compute, and the call has a short one."""
-        return not self._long.is_empty(now) and self.seconds(call).work <= LONG_S
+        """Whether some engine has a long prompt of another tenant to compute, and the call has a short one."""
+        others = self.tenants(now) | self.elsewhere
+        return not others <= {call.tenant} and self.seconds(call).work <= LONG_S
+
+    def tenants(self, now: float) -> frozenset[str]:
+        """Those with long prompts that entered here and that engines have still to compute."""
+        for call, (_, until_s) in list(self._under_way.items()):
+            if until_s <= now:
+                del self._under_way[call]
+        return frozenset([tenant for tenant, _ in self._under_way.values()])
 
     def turn_s(self, window: PromptWindow) -> float:
         """The place of the next long prompt of a tenant; the least goes first."""

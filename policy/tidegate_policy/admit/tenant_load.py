@@ -32,16 +32,18 @@ class PoolLoad:
     """Sequences that saturate the pool, as its answers have shown; None = they have shown nothing yet."""
     parts: Mapping[str, Mapping[str, TenantLoad]] = field(default_factory=dict)
     """The tenants of parts of the pool to which calls are confined. The key of a part is that of its engines."""
+    long_prompts: frozenset[str] = frozenset()
+    """The tenants with long prompts that engines have still to compute."""
 
 
 NO_LOAD = PoolLoad()
 
 
-def told(loads: Mapping[str, TenantLoad], places: float | None) -> PoolLoad:
+def told(loads: Mapping[str, TenantLoad], places: float | None, long_prompts: frozenset[str]) -> PoolLoad:
     """What a gateway tells the others of its tenants: of those that want the most."""
     busy = [(name, load) for name, load in loads.items() if load.entered or load.waiting or load.rate > LEAST_RATE]
     busy.sort(key=lambda item: item[1].entered + item[1].waiting, reverse=True)
-    return PoolLoad(dict(busy[:MOST_TOLD]), places)
+    return PoolLoad(dict(busy[:MOST_TOLD]), places, long_prompts=long_prompts)
 
 
 def merged(loads: Iterable[PoolLoad]) -> PoolLoad:
@@ -49,13 +51,15 @@ def merged(loads: Iterable[PoolLoad]) -> PoolLoad:
     tenants: dict[str, TenantLoad] = {}
     parts: dict[str, dict[str, TenantLoad]] = {}
     places: list[float] = []
+    long_prompts: set[str] = set()
     for load in loads:
         _add(tenants, load.tenants)
         for key, there in load.parts.items():
             _add(parts.setdefault(key, {}), there)
         if load.places is not None:
             places.append(load.places)
-    return PoolLoad(tenants, statistics.fmean(places) if places else None, parts)
+        long_prompts |= load.long_prompts
+    return PoolLoad(tenants, statistics.fmean(places) if places else None, parts, frozenset(long_prompts))
 
 
 def _add(sums: dict[str, TenantLoad], loads: Mapping[str, TenantLoad]) -> None:

@@ -212,12 +212,13 @@ class TenantShares:
 
     def load(self, now: float) -> PoolLoad:
         """What the tenants have at this gateway, those that want the most. The caller tells the others."""
-        return told({name: tenant.load(now) for name, tenant in self._tenants.items()}, self._places.shown)
+        loads = {name: tenant.load(now) for name, tenant in self._tenants.items()}
+        return told(loads, self._places.shown, self._prompts.tenants(now))
 
     def on_others(self, now: float, load: PoolLoad, gateways: int) -> None:
         """What the tenants have at the other gateways. These tenants compete here too. The pool has so many gateways."""
         loads = load.tenants
-        self._prompts.gateways, self._places.told = gateways, load.places
+        self._prompts.gateways, self._prompts.elsewhere, self._places.told = gateways, load.long_prompts, load.places
         if not loads and not self._others_have:
             return
         self._others_have = bool(loads)
@@ -338,11 +339,12 @@ class TenantShares:
     def marked(self, now: float, item: QueuedRequest) -> QueuedRequest:
         """A call that enters, marked if its prompt yields to others (`engine.yielding_prompts`) or it is owed a place."""
         call, yields, (bounds, floods) = item.call, self._yields(now, item.call), self._bounds(now)
-        crowded_out = bool(floods) or (len(bounds) > 1 and self._prompts.are_ahead_of(now, call))
-        owed = not yields and ((crowded_out and self._known(call.tenant).keeps) or self.is_owed(now, call.tenant))
-        if call.yields == yields and call.owed == owed:
+        keeps = not yields and self._known(call.tenant).keeps
+        owed = (keeps and bool(floods)) or (not yields and self.is_owed(now, call.tenant))
+        ahead = keeps and not owed and len(bounds) > 1 and self._prompts.are_ahead_of(now, call)
+        if (call.yields, call.owed, call.ahead) == (yields, owed, ahead):
             return item
-        return replace(item, call=replace(call, yields=yields, owed=owed))
+        return replace(item, call=replace(call, yields=yields, owed=owed, ahead=ahead))
 
     def withdraw(self, call: Call) -> None:
         """A call that `release` gave out does not enter."""
@@ -427,8 +429,7 @@ class TenantShares:
     def _bounds_now(self, now: float) -> tuple[dict[str, float], Collection[str]]:
         """As `_bounds`, computed. Notes how long they hold."""
         names: list[str] = []
-        weight = 0.0
-        until_s = math.inf
+        weight, until_s = 0.0, math.inf
         for name, tenant in self._tenants.items():
             seen_until_s = tenant.seen_at_s + ACTIVE_S
             if tenant.has_calls or seen_until_s > now:
@@ -466,8 +467,7 @@ class TenantShares:
             if not tenant.keeps:
                 until_s = min(until_s, tenant.keeps_at_s(self._bounds_rate * tenant.weight) - MARGIN)
             if not level_is_known and wanted <= share:
-                left -= wanted
-                weight -= tenant.weight
+                left, weight = left - wanted, weight - tenant.weight
                 continue
             level_is_known = True  # this tenant and all that follow want more than what is left for each unit of weight
             tenant.above, tenant.below = share + MARGIN, math.inf

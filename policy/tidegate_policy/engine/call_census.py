@@ -15,11 +15,14 @@ class CallCensus:
         """Calls whose prompts yield to those of other tenants."""
         self.owed = 0
         """Calls that are owed a place."""
+        self.first = 0
+        """Calls that go before those of others: all that are owed a place, and those ahead of long prompts."""
 
     def add(self, call: Call) -> None:
         self.groups[group_of(call)] += 1
         self.yielding += call.yields
         self.owed += call.owed
+        self.first += call.goes_first
 
     def remove(self, call: Call) -> None:
         group = group_of(call)
@@ -28,6 +31,7 @@ class CallCensus:
             del self.groups[group]
         self.yielding -= call.yields
         self.owed -= call.owed
+        self.first -= call.goes_first
 
 
 def group_of(call: Call) -> str:

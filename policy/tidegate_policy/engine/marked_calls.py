@@ -1,5 +1,5 @@
-"""The rules for calls that gateways have marked (`Call.yields`, `Call.owed`). They have no setting and run before the
-regulators. There are no marks while all tenants keep to their parts and none of their prompts is long."""
+"""The rules for calls that gateways have marked (`Call.yields`, `Call.owed`, `Call.ahead`). They have no setting and run
+before the regulators. There are no marks while all tenants keep to their parts and none of their prompts is long."""
 
 from tidegate_policy.engine.call_census import CallCensus
 from tidegate_policy.engine.owed_calls import OwedCalls
@@ -16,7 +16,7 @@ class MarkedCalls:
     def rules(self, census: CallCensus, *, bypass: bool) -> tuple[Regulator, ...]:
         """Those that apply to the next step, for an engine with these calls."""
         found: list[Regulator] = []
-        if census.owed and not bypass:
+        if census.first and not bypass:
             found.append(self._owed)
         else:
             self._owed.skip()

@@ -1,15 +1,17 @@
-"""A call that is owed a place starts in the next steps (`Call.owed`, decisions 52 to 54).
+"""A call that goes first starts in the next steps (`Call.owed`, `Call.ahead`, decisions 52 to 54).
 
-It goes first in its lane, which is not enough in two cases:
+To go first in its lane is not enough in two cases:
 
 - The memory is full of answers that grow, as those of a tenant that had the pool alone: the running calls take each block
   that becomes free before a waiting call finds enough of them. So if the first waiting call is owed a place and cannot
   start, running calls that are owed none yield: those that started last, which lose the least work. vLLM would soon
   preempt one in any case, for another one that needs memory. Others may take what they left (a call of another lane, or
   running calls that need a block in the same step), so more of them yield if the call has not started a few steps later.
-- Other prompts fill the steps. So while an owed call waits or computes its prompt, every second step is for owed calls and
-  for decodes: the prompts of other calls pause, and no other call starts. In the other steps, and while an owed call
-  decodes, other prompts get a small part of each step. Prompts that yield have a rule of their own (`yielding_prompts`).
+  A call that is only ahead of long prompts takes no memory and no place of others.
+- Other prompts fill the steps. So while a call that goes first waits or computes its prompt, every second step is for such
+  calls and for decodes: the prompts of other calls pause, and no other call starts. In the other steps, and while such a
+  call decodes, one other prompt gets a small part of each step: by turns the one that started first, and the shortest.
+  Prompts that yield have a rule of their own (`yielding_prompts`).
 
 This rule has no setting: it acts on calls that the gateway has marked. There are none while all tenants keep to their parts
 and none of their prompts is long.
@@ -26,6 +28,7 @@ from tidegate_policy.engine.step import StepPlan
 from tidegate_policy.policies import QueuedRequest
 
 if TYPE_CHECKING:
+    from tidegate_policy.engine.known_call import KnownCall
     from tidegate_policy.model import CallId
 
 MOST_STARTS = 32
@@ -50,7 +53,9 @@ class OwedCalls(Memoryless):
         self._since = 0
         """Steps since then."""
         self._apart = False
-        """The last step was for owed calls."""
+        """The last step was for calls that go first."""
+        self._shortest = False
+        """Of the other prompts the shortest has the next turn, not the one that started first."""
 
     def skip(self) -> None:
         """A step begins to which the rule does not apply."""
@@ -63,35 +68,51 @@ class OwedCalls(Memoryless):
             return plan
         head = engine.head if plan.max_starts != 0 else None
         starting: list[QueuedRequest] = []
-        if head is not None and head.call.owed:
+        if head is not None and head.call.goes_first:
             plan, can_start = self._with_room(engine, plan, head)
-            starting = list(itertools.takewhile(_is_owed, engine.first(MOST_STARTS))) if can_start else []
-        owed = [known for known in engine.prefills if known.call.owed]
-        others = [known.call.id for known in engine.prefills if not (known.call.owed or known.call.yields)]
-        waits = bool(starting or owed)
+            starting = list(itertools.takewhile(_goes_first, engine.first(MOST_STARTS))) if can_start else []
+        first = [known for known in engine.prefills if known.call.goes_first]
+        others = [known for known in engine.prefills if not (known.call.goes_first or known.call.yields)]
+        waits = bool(starting or first)
+        if not (others or engine.waiting) or not (waits or any(known.call.goes_first for known in engine.decoding)):
+            return plan
+        chunk = max(round(CHUNK_STEPS * engine.cost.step_s / engine.cost.prefill_s), LEAST_CHUNK)
         nothing = engine.running_count == len(others)  # a step must compute something (`bounds`)
         if waits and not apart_before and not nothing:
             self._apart = True
-            return replace(plan.at_most(starts=len(starting)), paused=plan.paused.union(others))
-        if not (others or engine.waiting) or not (waits or any(known.call.owed for known in engine.decoding)):
-            return plan
-        chunk = max(round(CHUNK_STEPS * engine.cost.step_s / engine.cost.prefill_s), LEAST_CHUNK)
-        tokens = sum([known.uncached_tokens for known in owed]) + sum(map(engine.most_uncached_tokens, starting))
-        return plan.at_most(step_tokens=engine.decode_tokens + tokens + chunk, call_tokens=chunk)
+            plan = plan.at_most(starts=len(starting), call_tokens=chunk)  # vLLM pauses no call with an adapter
+            return replace(plan, paused=plan.paused.union([known.call.id for known in others]))
+        if waits:  # half of the step is for them
+            chunk = min(chunk, max((plan.max_step_tokens - engine.decode_tokens) // 2, LEAST_CHUNK))
+        tokens = sum([known.uncached_tokens for known in first]) + sum(map(engine.most_uncached_tokens, starting))
+        plan = plan.at_most(step_tokens=engine.decode_tokens + tokens + chunk, call_tokens=chunk)
+        return self._with_one(plan, others) if len(others) > 1 else plan
+
+    def _with_one(self, plan: StepPlan, others: "list[KnownCall]") -> StepPlan:
+        """The plan in which one of these prompts computes, so that the calls behind them get their tokens."""
+        self._shortest = not self._shortest
+        one = min(others, key=_uncached) if self._shortest else others[0]
+        return replace(plan, paused=plan.paused.union([known.call.id for known in others if known is not one]))
 
     def _with_room(self, engine: EngineSnapshot, plan: StepPlan, head: QueuedRequest) -> tuple[StepPlan, bool]:
         """The plan in which others yield to `head`, if they must, and whether it can start then."""
         places = engine.places(plan)
         if places > 0 and slot_preemption.fits(engine, head, freed=0):
             return plan, True
+        if not head.call.owed:
+            return plan, False
         if head.call.id == self._served and self._since < AGAIN_STEPS:
             return plan, False
         self._served, self._since = head.call.id, 0
-        latest = (known for known in reversed(engine.running) if not (known.protected or known.call.owed))
+        latest = (known for known in reversed(engine.running) if not (known.protected or known.call.goes_first))
         ids = itertools.islice((known.call.id for known in latest), MOST_VICTIMS)
         taken = slot_preemption.yielding(engine, head, places, ids)
         return (replace(plan, preempt=plan.preempt + taken), True) if taken else (plan, False)
 
 
-def _is_owed(item: QueuedRequest) -> bool:
-    return item.call.owed
+def _goes_first(item: QueuedRequest) -> bool:
+    return item.call.goes_first
+
+
+def _uncached(known: "KnownCall") -> int:
+    return known.uncached_tokens
