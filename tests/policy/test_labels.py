@@ -171,8 +171,8 @@ def test_the_gateway_writes_the_labels_of_the_table() -> None:
     call = Call(
         id=CallId("c"), arrived_at_s=0.0, prompt_tokens=7, output_predicted=9, tenant="t", urgency=0, weight=3.0,
         yields=True, owed=True, ahead=True, due_at_s=-20.0, deadline_at_s=90.0, ttft_s=1.0, tpot_s=1e-9,
-        workflow=WorkflowId("w"), stage="s", session="x", group="g", group_size=50, tool="t", tool_s=3.0, 
-        output_upper=30, slo_class="c",
+        workflow=WorkflowId("w"), stage="s", session="x", group="g", group_size=50, tool="t", tool_s=3.0,
+        tool_return_tokens=100, left_s=2.0, output_upper=30, slo_class="c",
     )  # fmt: skip
     written = dict(labels.write(0.0, call))
     assert list(written) == list(label_table.BY_KEY)
