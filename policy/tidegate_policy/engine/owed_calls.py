@@ -10,7 +10,8 @@ To go first in its lane is not enough in two cases:
   A call that is only ahead of long prompts takes no memory and no place of others.
 - Other prompts fill the steps. So while a call that goes first waits or computes its prompt, every second step is for such
   calls and for decodes: the prompts of other calls pause, and no other call starts. In the other steps, and while such a
-  call decodes, one other prompt gets a small part of each step: by turns the one that started first, and the shortest.
+  call decodes, one other prompt gets a small part of each step: by turns the one that started first, and the shortest of
+  those that run and the first that waits.
   Prompts that yield have a rule of their own (`yielding_prompts`).
 
 This rule has no setting: it acts on calls that the gateway has marked. There are none while all tenants keep to their parts
@@ -86,13 +87,22 @@ class OwedCalls(Memoryless):
             chunk = min(chunk, max((plan.max_step_tokens - engine.decode_tokens) // 2, LEAST_CHUNK))
         tokens = sum([known.uncached_tokens for known in first]) + sum(map(engine.most_uncached_tokens, starting))
         plan = plan.at_most(step_tokens=engine.decode_tokens + tokens + chunk, call_tokens=chunk)
-        return self._with_one(plan, others) if len(others) > 1 else plan
+        return self._with_one(engine, plan, others, starts=not waits) if others else plan
 
-    def _with_one(self, plan: StepPlan, others: "list[KnownCall]") -> StepPlan:
-        """The plan in which one of these prompts computes, so that the calls behind them get their tokens."""
+    def _with_one(self, engine: EngineSnapshot, plan: StepPlan, others: "list[KnownCall]", *, starts: bool) -> StepPlan:
+        """The plan in which one of these prompts computes, so that the calls behind them get their tokens. With `starts` a
+        shorter one that waits may start in its place."""
         self._shortest = not self._shortest
-        one = min(others, key=_uncached) if self._shortest else others[0]
-        return replace(plan, paused=plan.paused.union([known.call.id for known in others if known is not one]))
+        one: KnownCall | None = others[0]
+        if self._shortest:
+            one = min(others, key=_uncached)
+            head = engine.head if starts and engine.places(plan) > 0 and plan.max_starts != 0 else None
+            shorter = head is not None and engine.most_uncached_tokens(head) < one.uncached_tokens
+            alone = engine.running_count == len(others)  # a step must compute something (`bounds`)
+            if head is not None and shorter and not alone and slot_preemption.fits(engine, head, freed=0):
+                one = None
+        paused = [known.call.id for known in others if known is not one]
+        return replace(plan, paused=plan.paused.union(paused)) if paused else plan
 
     def _with_room(self, engine: EngineSnapshot, plan: StepPlan, head: QueuedRequest) -> tuple[StepPlan, bool]:
         """The plan in which others yield to `head`, if they must, and whether it can start then."""
