@@ -5,10 +5,14 @@ all that is left, so calls behind it in this order get nothing until it ends. In
 prompt, because none starts while it fills the steps. The rules for marked calls let others start beside it.
 """
 
+from typing import TYPE_CHECKING
+
 from tidegate_policy.engine.regulators.regulator import Memoryless
 from tidegate_policy.engine.snapshot import EngineSnapshot
 from tidegate_policy.engine.step import StepPlan
-from tidegate_policy.model import CallId
+
+if TYPE_CHECKING:
+    from tidegate_policy.model import CallId
 
 
 class DecodesFirst(Memoryless):
