@@ -61,7 +61,6 @@ TOUCHED = (
             "kv_cache_config",
             "num_spec_tokens",
             "num_prefill_lookahead",
-            "adaptive_long_prefill_threshold",
             "max_num_encoder_input_tokens",
             "num_waiting_for_streaming_input",
             "need_mamba_block_aligned_split",

@@ -69,8 +69,8 @@ class PlanExecution:
         self._stepping = False
         self._call_tokens = int(scheduler.scheduler_config.long_prefill_token_threshold)
         """vLLM's own bound of the tokens of one request in a step; 0 = none."""
-        self._call_tokens_rise = bool(scheduler.adaptive_long_prefill_threshold)
-        """Whether vLLM raises it where few requests share the step."""
+        self._call_tokens_rise = bool(getattr(scheduler, "adaptive_long_prefill_threshold", False))
+        """Whether vLLM raises it where few requests share the step. Not every version can."""
         self._manager = scheduler.kv_cache_manager
         self._allocate_slots: Callable[..., Any] | None = None
         """vLLM's `allocate_slots`, while `_allocate` stands in its place."""
@@ -89,7 +89,8 @@ class PlanExecution:
         """Call it after `schedule`, also if it raised."""
         self._stepping = False
         self._scheduler.scheduler_config.long_prefill_token_threshold = self._call_tokens
-        self._scheduler.adaptive_long_prefill_threshold = self._call_tokens_rise
+        if self._call_tokens_rise:
+            self._scheduler.adaptive_long_prefill_threshold = True
         if self._allocate_slots is not None:
             self._manager.allocate_slots, self._allocate_slots = self._allocate_slots, None
         for request, priority in self._own_priority.values():
@@ -145,7 +146,8 @@ class PlanExecution:
         if plan.max_call_tokens is not None:
             bound = min(plan.max_call_tokens, self._call_tokens or plan.max_call_tokens)
             scheduler.scheduler_config.long_prefill_token_threshold = bound
-            scheduler.adaptive_long_prefill_threshold = False
+            if self._call_tokens_rise:
+                scheduler.adaptive_long_prefill_threshold = False
         for call_id in plan.paused:
             request = scheduler.requests.get(call_id)
             # vLLM counts the adapters of the calls that compute. Beside one that pauses it would start one too many.

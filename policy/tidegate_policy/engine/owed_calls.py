@@ -11,8 +11,7 @@ To go first in its lane is not enough in two cases:
 - Other prompts fill the steps. So while a call that goes first waits or computes its prompt, every second step is for such
   calls and for decodes: the prompts of other calls pause, and no other call starts. In the other steps, and while such a
   call decodes, one other prompt gets a small part of each step: by turns the one that started first, and the shortest of
-  those that run and the first that waits.
-  Prompts that yield have a rule of their own (`yielding_prompts`).
+  those that run and the first that waits. Prompts that yield have a rule of their own (`yielding_prompts`).
 
 This rule has no setting: it acts on calls that the gateway has marked. There are none while all tenants keep to their parts
 and none of their prompts is long.
@@ -42,7 +41,7 @@ AGAIN_STEPS = 4
 """Until others yield to the same call again."""
 CHUNK_STEPS = 8.0
 """The tokens that a step computes of other prompts take so many times the fixed time of a step. With more, each token of
-an owed call takes longer; with less, the fixed times take a greater part of the engine's time."""
+a call that goes first takes longer; with less, the fixed times take a greater part of the engine's time."""
 
 
 class OwedCalls(Memoryless):
