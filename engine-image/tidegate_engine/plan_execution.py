@@ -12,6 +12,7 @@
 The scheduler mixin calls this module under its lock. `vllm_probe` answers the core's questions.
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -67,10 +68,9 @@ class PlanExecution:
         self._own_priority: dict[str, tuple[Request, int]] = {}
         """The requests whose `priority` is a place in the order of yielding now, with their own number."""
         self._stepping = False
-        self._call_tokens = int(scheduler.scheduler_config.long_prefill_token_threshold)
-        """vLLM's own bound of the tokens of one request in a step; 0 = none."""
-        self._call_tokens_rise = bool(getattr(scheduler, "adaptive_long_prefill_threshold", False))
-        """Whether vLLM raises it where few requests share the step. Not every version can."""
+        self._own_call_tokens: tuple[int, bool] | None = None
+        """vLLM's own bound of the tokens of one request (0 = none), and whether vLLM raises it where few requests share the
+        step, while a plan's bound stands in its place."""
         self._manager = scheduler.kv_cache_manager
         self._allocate_slots: Callable[..., Any] | None = None
         """vLLM's `allocate_slots`, while `_allocate` stands in its place."""
@@ -88,9 +88,9 @@ class PlanExecution:
     def end_step(self) -> None:
         """Call it after `schedule`, also if it raised."""
         self._stepping = False
-        self._scheduler.scheduler_config.long_prefill_token_threshold = self._call_tokens
-        if self._call_tokens_rise:
-            self._scheduler.adaptive_long_prefill_threshold = True
+        if self._own_call_tokens is not None:
+            own, self._scheduler.adaptive_long_prefill_threshold = self._own_call_tokens
+            self._scheduler.scheduler_config.long_prefill_token_threshold, self._own_call_tokens = own, None
         if self._allocate_slots is not None:
             self._manager.allocate_slots, self._allocate_slots = self._allocate_slots, None
         for request, priority in self._own_priority.values():
@@ -144,10 +144,10 @@ class PlanExecution:
             present = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
             scheduler.max_num_active_reqs = min(plan.max_running, present + plan.max_starts)
         if plan.max_call_tokens is not None:
-            bound = min(plan.max_call_tokens, self._call_tokens or plan.max_call_tokens)
-            scheduler.scheduler_config.long_prefill_token_threshold = bound
-            if self._call_tokens_rise:
-                scheduler.adaptive_long_prefill_threshold = False
+            own = scheduler.scheduler_config.long_prefill_token_threshold
+            self._own_call_tokens = own, getattr(scheduler, "adaptive_long_prefill_threshold", False)
+            scheduler.scheduler_config.long_prefill_token_threshold = min(plan.max_call_tokens, own or sys.maxsize)
+            scheduler.adaptive_long_prefill_threshold = False  # not every version has it
         for call_id in plan.paused:
             request = scheduler.requests.get(call_id)
             # vLLM counts the adapters of the calls that compute. Beside one that pauses it would start one too many.

@@ -127,8 +127,8 @@ def test_a_call_with_an_adapter_is_not_paused(scheduler):
 @pytest.mark.parametrize("scheduler", CLASSES)
 def test_a_plan_bounds_the_tokens_of_one_call_in_one_step(scheduler):
     driven = Driven(regulators=[Scripted({}, {"max_call_tokens": 48})], scheduler=scheduler)
-    driven.scheduler._execution._call_tokens = 400
-    driven.scheduler._execution._call_tokens_rise = True
+    driven.scheduler.scheduler_config.long_prefill_token_threshold = 400
+    driven.scheduler.adaptive_long_prefill_threshold = True
     driven.add("a", prompt=20, output=6)
     driven.step()
     driven.add("long", prompt=300, output=6)
