@@ -145,9 +145,9 @@ class PlanExecution:
             scheduler.max_num_active_reqs = min(plan.max_running, present + plan.max_starts)
         if plan.max_call_tokens is not None:
             own = scheduler.scheduler_config.long_prefill_token_threshold
-            self._own_call_tokens = own, getattr(scheduler, "adaptive_long_prefill_threshold", False)
+            self._own_call_tokens = own, scheduler.adaptive_long_prefill_threshold
             scheduler.scheduler_config.long_prefill_token_threshold = min(plan.max_call_tokens, own or sys.maxsize)
-            scheduler.adaptive_long_prefill_threshold = False  # not every version has it
+            scheduler.adaptive_long_prefill_threshold = False
         for call_id in plan.paused:
             request = scheduler.requests.get(call_id)
             # vLLM counts the adapters of the calls that compute. Beside one that pauses it would start one too many.
