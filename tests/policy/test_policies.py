@@ -195,7 +195,7 @@ def test_every_policy_serves_five_calls_in_the_order_worked_out_by_hand(policy: 
         item("d", due_at_s=300.0, service_s=40.0, urgency=0),
         item("e", due_at_s=50.0, service_s=0.5, urgency=4),
     ]
-    assert served(policy, *calls) == EXPECTED[policy], "a new policy adds a row to EXPECTED"
+    assert served(policy, *calls) == EXPECTED.get(policy), "a new policy adds a row to EXPECTED"
 
 
 @pytest.mark.parametrize("policy", sorted(policies.POLICIES))
