@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tidegate_policy.cost import CostModel
-from tidegate_policy.engine import owed_calls
+from tidegate_policy.engine import owed_calls, snapshot
 from tidegate_policy.model import Call, CallId
 from tidegate_sim import fast_plugin
 from tidegate_sim.engine_limits import BLOCK_TOKENS
@@ -244,7 +244,7 @@ def test_calls_that_start_beside_a_long_prompt_get_a_token_in_every_step(mark: s
 
 def test_where_a_part_of_a_step_is_more_than_a_step_an_owed_call_still_finds_tokens() -> None:
     engine = Engine("fcfs", blocks=4000)
-    engine.scheduler.core.set_controls(max_running=None, max_step_tokens=owed_calls.LEAST_CHUNK * 8)
+    engine.scheduler.core.set_controls(max_running=None, max_step_tokens=snapshot.LEAST_CHUNK * 8)
     engine.arrives("long", prompt=30_000)
     engine.step()
     engine.arrives("quiet", owed=True)

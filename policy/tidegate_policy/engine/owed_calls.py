@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from tidegate_policy.engine.regulators import slot_preemption
 from tidegate_policy.engine.regulators.regulator import Memoryless
-from tidegate_policy.engine.snapshot import EngineSnapshot
+from tidegate_policy.engine.snapshot import LEAST_CHUNK, EngineSnapshot
 from tidegate_policy.engine.step import StepPlan
 from tidegate_policy.policies import QueuedRequest
 
@@ -35,8 +35,6 @@ MOST_STARTS = 32
 """Waiting calls that a step looks at."""
 MOST_VICTIMS = 64
 """Calls that yield in one step: many short ones have the memory of one long prompt."""
-LEAST_CHUNK = 16
-"""Tokens."""
 AGAIN_STEPS = 4
 """Until others yield to the same call again."""
 CHUNK_STEPS = 8.0
@@ -76,7 +74,7 @@ class OwedCalls(Memoryless):
         waits = bool(starting or first)
         if not (others or engine.waiting) or not (waits or any(known.call.goes_first for known in engine.decoding)):
             return plan
-        chunk = max(round(CHUNK_STEPS * engine.cost.step_s / engine.cost.prefill_s), LEAST_CHUNK)
+        chunk = engine.chunk(CHUNK_STEPS)
         nothing = engine.running_count == len(others)  # a step must compute something (`bounds`)
         if waits and not apart_before and not nothing:
             self._apart = True

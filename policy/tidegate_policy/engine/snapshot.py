@@ -25,6 +25,8 @@ from tidegate_policy.waiting_queue import WaitingQueue
 
 MOST_LOOKED_AT = 256
 """Waiting calls that one snapshot looks at. If that many calls cannot start, no call behind them is found."""
+LEAST_CHUNK = 16
+"""Tokens of the smallest part of a prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +178,10 @@ class EngineSnapshot:
         call = self._calls[call_id]
         call.kv_tokens = self._probe.kv_tokens(call_id)
         return call
+
+    def chunk(self, steps: float) -> int:
+        """Tokens of the part of a prompt that takes so many times the fixed time of a step; `LEAST_CHUNK` at least."""
+        return max(round(steps * self.cost.step_s / self.cost.prefill_s), LEAST_CHUNK)
 
     def own_kv_tokens(self, call_id: CallId, *, enough: int) -> int:
         """Tokens of memory that the preemption of a running call frees, counted up to `enough`. Memory that it shares with

@@ -21,8 +21,6 @@ from tidegate_policy.policies import QueuedRequest
 CHUNK_STEPS = 2.0
 """The tokens of yielding prompts in a step take so many times the fixed time of a step. With 1 the flooding tenant is
 served less; with 3 the first tokens of others wait longer (decision 29)."""
-LEAST_CHUNK = 16
-"""Tokens."""
 MOST_STARTS = 32
 """Waiting calls that a step looks at."""
 
@@ -52,7 +50,7 @@ class YieldingPrompts(Memoryless):
         self._paused = bool(yielding) and others and not alone and not paused_before
         if self._paused:
             return replace(plan, paused=plan.paused.union(yielding))
-        chunk = max(round(CHUNK_STEPS * engine.cost.step_s / engine.cost.prefill_s), LEAST_CHUNK)
+        chunk = engine.chunk(CHUNK_STEPS)
         if alone and ahead:  # the other calls start beside them
             return plan.at_most(call_tokens=chunk)
         computing = sum(known.uncached_tokens for known in engine.prefills)
