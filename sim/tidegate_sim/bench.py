@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tidegate_policy import policies
 from tidegate_policy.dispatch import rules
-from tidegate_sim import bench_report, engine_models, pools, suites, trace_format
+from tidegate_sim import bench_report, engine_models, policy_choice, pools, suites, trace_format
 
 if TYPE_CHECKING:
     from tidegate_sim import suite
@@ -146,7 +146,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAMES",
         type=_policies,
         help=f"with --trace: policies (fcfs,{policies.DEFAULT}); with relquery, semantic, augmented or streaming: these "
-        "policies beside the baselines of the suite",
+        "policies beside the baselines of the suite; NAME:PARAMETER=VALUE sets a parameter",
     )
     made.add_argument("--dispatch", choices=sorted(rules.RULES), help="with --trace: a dispatch rule (least-delay)")
     made.add_argument("--learn", type=Path, metavar="FILE", help="with --trace: another trace, to learn lengths from")
@@ -186,9 +186,10 @@ def _rates(text: str) -> tuple[float, ...]:
 def _policies(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     for name in names:
-        if name not in policies.POLICIES:
-            known = ", ".join(sorted(policies.POLICIES))
-            raise argparse.ArgumentTypeError(f"unknown policy {name!r}; known are {known}")
+        try:
+            policy_choice.parse(name)
+        except (policies.UnknownPolicy, policies.BadParameter) as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
     return names
 
 

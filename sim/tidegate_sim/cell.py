@@ -46,7 +46,7 @@ class Row:
     model: engine_models.Model = "vllm"
     """Whether vLLM's scheduler runs in the engines, or the fast model of it. The schedules are equal."""
     engine_parameters: Mapping[str, float] = field(default_factory=dict)
-    """Parameters of the engines' policy."""
+    """Parameters of the engines' policy, and of the gateway's where `engine_policy` is None."""
     regulators: Sequence[str] = ()
     """The regulators of the engines' steps."""
     hold: session_hold.Settings | None = None
@@ -142,6 +142,8 @@ class Cell:
         if row.max_step_tokens is not None:
             pool = {name: replace(model, max_step_tokens=row.max_step_tokens) for name, model in pool.items()}
         self.core = gateway_core.GatewayCore(_granting(row.gateway), random.Random(seed))
+        if row.engine_parameters and row.engine_policy is None:
+            self.core.on_policy(0.0, row.gateway.policy, row.engine_parameters)
         self._create = create
         self._engines = {name: self._created(model) for name, model in pool.items()}
         self._perceived = perception.Perceiver(row.predictors, seed)

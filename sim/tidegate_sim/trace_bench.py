@@ -12,7 +12,17 @@ from statistics import fmean
 from tidegate_policy import gateway_core, policies
 from tidegate_policy.cost import CostModel
 from tidegate_policy.dispatch.routing import DispatchSettings
-from tidegate_sim import bench_report, cell, engine_limits, engine_models, pools, suite, time_left, trace_format
+from tidegate_sim import (
+    bench_report,
+    cell,
+    engine_limits,
+    engine_models,
+    policy_choice,
+    pools,
+    suite,
+    time_left,
+    trace_format,
+)
 from tidegate_sim.bench_report import Report
 
 
@@ -39,11 +49,11 @@ def run(options: TraceOptions, tell: suite.Tell = lambda line: None) -> Report:
     rows: dict[str, Report] = {}
     began_s = time.monotonic()
     for policy in options.policies:
-        settings = gateway_core.CoreSettings(policy=policy, dispatch=DispatchSettings(rule=options.rule))
+        chosen = policy_choice.parse(policy)
+        settings = gateway_core.CoreSettings(policy=chosen.name, dispatch=DispatchSettings(rule=options.rule))
+        row = cell.Row(gateway=settings, model=options.scheduler, engine_parameters=chosen.parameters)
         with suite.without_warnings():
-            outcome = cell.Cell(engines, cell.Row(gateway=settings, model=options.scheduler), learned, seed=0).run(
-                calls
-            )
+            outcome = cell.Cell(engines, row, learned, seed=0).run(calls)
         rows[policy] = {**_latencies(outcome), **_targets(calls, outcome)}
         left = time_left.text(len(rows), len(options.policies), time.monotonic() - began_s)
         tell(f"{len(rows)}/{len(options.policies)}  {policy}  {left}".rstrip())

@@ -304,6 +304,23 @@ def test_a_policy_that_remembers_each_call_grows() -> None:
         conformance.check_nothing_grows_in_steady_state(Hoarder())
 
 
+class Unread(policies.StaticPolicy):
+    """Declares a parameter and does not read it."""
+
+    name = "unread"
+    PARAMETERS = (
+        policies.Parameter(name="patience_s", default=30.0, low=1.0, high=60.0, unit="seconds", meaning="Nothing."),
+    )
+
+    def key(self, item: policies.QueuedRequest) -> policies.Key:
+        return (float(item.call.prompt_tokens),)
+
+
+def test_a_policy_that_ignores_its_parameter_is_found() -> None:
+    with pytest.raises(AssertionError, match="the parameter 'patience_s' changes nothing"):
+        conformance.check_each_parameter_has_an_effect(lambda values: Unread(**values))
+
+
 def test_a_policy_that_does_not_hear_late_predictions_is_found() -> None:
     with pytest.raises(AssertionError):
         conformance.check_a_late_prediction_counts_as_an_early_one(

@@ -6,6 +6,7 @@ docstring of each check begins with its rule; docs/policies/README.md lists the 
 
 import contextlib
 import itertools
+import math
 import pathlib
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -206,6 +207,7 @@ def call_fields(rng: random.Random) -> dict[str, object]:
         "group": rng.choice([None, "g", "h"]),
         "group_size": rng.choice([0, 1, 3, 10_000_000]),
         "session": rng.choice([None, "s", "t"]),
+        "tool_s": rng.choice([None, 0.0, 1.0, 30.0]),
     }
 
 
@@ -310,6 +312,39 @@ def check_nothing_grows_in_steady_state(policy: policies.Policy) -> None:
 def test_no_policy_grows_in_steady_state(name: str) -> None:
     with rule(name, check_nothing_grows_in_steady_state, "4,000 short calls, of which most are aborted"):
         check_nothing_grows_in_steady_state(create(name))
+
+
+def values_of(parameter: policies.Parameter) -> list[float]:
+    """Values from the whole range of a parameter."""
+    low, middle, high = parameter.low, parameter.default, parameter.high
+    return [low, mean(low, middle), middle, mean(middle, high), high]
+
+
+def mean(low: float, high: float) -> float:
+    return math.sqrt(low * high) if low > 0 else (low + high) / 2
+
+
+def check_each_parameter_has_an_effect(made: Callable[[Mapping[str, float]], policies.Policy]) -> None:
+    """Each parameter has an effect: some value of it gives other starts or preemptions than another one."""
+    for parameter in made({}).PARAMETERS:
+        least = {other.name: other.low for other in made({}).PARAMETERS if other is not parameter}
+        assert any(
+            len({outcome(made({**others, parameter.name: value}), seed) for value in values_of(parameter)}) > 1
+            for seed in range(10)
+            for others in ({}, least)
+        ), f"the parameter {parameter.name!r} changes nothing"
+
+
+def outcome(policy: policies.Policy, seed: int) -> tuple[CallId, ...]:
+    """The starts of a crowd and its preempted calls."""
+    engine = play_crowd(policy, seed, lambda engine, alive: None)
+    return (*engine.started, *(preemption.call.id for preemption in engine.preemptions))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_parameter_of_every_policy_has_an_effect(name: str) -> None:
+    with rule(name, check_each_parameter_has_an_effect, "ten crowds"):
+        check_each_parameter_has_an_effect(lambda values: create(name, parameters=values))
 
 
 def check_the_same_seed_gives_the_same_result(made: Create, history) -> None:

@@ -112,6 +112,31 @@ def test_a_policy_runs_beside_the_baselines_of_a_suite_on_the_same_seeds(name, t
         assert f"\n{policy}  " in table
 
 
+def test_a_policy_runs_with_the_parameters_that_its_name_gives():
+    rows = ("two-lane", "two-lane:threshold_s=4:fast_share=0.75", "two-lane:threshold_s=1")
+    _, report = ran("relquery", policy=rows, workflows=12)
+    default, the_same, other = (report["sweep"][0]["rows"][name] for name in rows)
+    assert default == the_same
+    assert default != other
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("fastest", "unknown policy 'fastest'"),
+        ("edf:patience_s=1", "policy 'edf' has no parameter 'patience_s'; it has none"),
+        ("two-lane:fast_share=2", "must be between 0.01 and 0.99"),
+        ("two-lane:fast_share", "is no parameter such as threshold_s=2 with a number"),
+        ("two-lane:fast_share=nan", "must be between"),
+        ("two-lane:fast_share=0.5:fast_share=0.6", "the parameter 'fast_share' is given twice"),
+    ],
+)
+def test_a_policy_that_cannot_run_is_one_sentence(text, says, capsys):
+    with pytest.raises(SystemExit):
+        bench.main(["semantic", "--policy", text])
+    assert says in capsys.readouterr().err
+
+
 def test_a_policy_that_the_suite_has_a_row_of_gives_the_figures_of_that_row():
     _, whole = ran("semantic")
     _, chosen = ran("semantic", policy=("semantic",))

@@ -23,8 +23,8 @@ from tidegate_policy.model import LEAST_URGENT, CallId
 from tidegate_policy.policies import Key, Policy, QueuedRequest, token_counts
 from tidegate_policy.waiting_queue import WaitingQueue
 
-MOST_LOOKED_AT = 256
-"""Waiting calls that one snapshot looks at. If that many calls cannot start, no call behind them is found."""
+MOST_SKIPPED = 24
+"""Waiting calls that cannot start and that one snapshot passes. It finds no call behind so many of them."""
 LEAST_CHUNK = 16
 """Tokens of the smallest part of a prompt."""
 
@@ -301,11 +301,17 @@ class EngineSnapshot:
     @kept
     def _others(self) -> Iterator[QueuedRequest]:
         """The calls behind them that can start, in the order of their starts."""
-        return self._probe.startable(islice(chain.from_iterable(self._parts.queues), MOST_LOOKED_AT))
+        return self._probe.startable(self._looked_at())
+
+    def _looked_at(self) -> Iterator[QueuedRequest]:
+        for looked, item in enumerate(chain.from_iterable(self._parts.queues)):
+            if looked - len(self._first) == MOST_SKIPPED:
+                return
+            yield item
 
     def startable(self) -> Iterator[QueuedRequest]:
         """The waiting calls that can start, in the order of their starts, found as they are read. It finds none behind
-        `MOST_LOOKED_AT`."""
+        `MOST_SKIPPED` others."""
         for place in itertools.count():
             if place == len(self._first):
                 found = next(self._others, None)
