@@ -16,6 +16,7 @@ import orjson
 
 from tidegate_policy.model import Call
 from tidegate_sim import sim_request
+from tidegate_sim.engine_limits import Prefix
 
 DIMENSIONS, MOST_DIMENSIONS = 8, 4096
 
@@ -29,6 +30,8 @@ class EmbeddingRequest:
     """The JSON of each text or list of token ids."""
     calls: tuple[Call, ...]
     """The work of each input: its prompt, and the one step that ends it."""
+    contents: tuple[tuple[Prefix, ...], ...]
+    """The content of each input."""
     dimensions: int
     in_base64: bool
 
@@ -44,11 +47,12 @@ def parse(body: bytes, *, models: Sequence[str]) -> EmbeddingRequest:
     dimensions = sim_request.at_least_1(fields, "dimensions") or DIMENSIONS
     if dimensions > MOST_DIMENSIONS:
         raise sim_request.BadRequest(f"dimensions must be at most {MOST_DIMENSIONS}", param="dimensions")
-    texts = given if isinstance(given, list) and not sim_request.is_ids(given) else [given]
+    texts = sim_request.prompts_of(given)
     return EmbeddingRequest(
         model=model,
         inputs=tuple(map(orjson.dumps, texts)),
         calls=sim_request.calls_of(fields, lengths, max_tokens=1),
+        contents=tuple(sim_request.contents_of(fields, model, texts)),
         dimensions=dimensions,
         in_base64=encoding == "base64",
     )

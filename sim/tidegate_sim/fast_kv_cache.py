@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from tidegate_sim.engine_limits import BLOCK_TOKENS
 
+_KEYS = 2**61 - 1
 Run = tuple[int, int]
 """(token, count): `count` equal tokens in a row."""
 
@@ -48,6 +49,13 @@ class Keys:
         first = self._next
         self._next += count
         return range(first, first + count)
+
+
+class HashedKeys(Keys):
+    """For an engine that runs for long: it remembers no content. Two contents have one key once in 2^61."""
+
+    def after(self, key: int, content: object) -> int:
+        return hash((key, content)) & _KEYS or 1
 
 
 class Tokens:

@@ -90,7 +90,7 @@ class SimulatedEngine:
             self._room(parsed.calls, 1)
         except sim_request.BadRequest as error:
             return _rejection(error)
-        async for index, _ in self.engine.generate(parsed.calls, 1):
+        async for index, _ in self.engine.generate(parsed.calls, 1, parsed.contents):
             self._metrics.on_prompt(parsed.calls[index])
         return web.json_response(body=orjson.dumps(embeddings_double.answer(parsed)))
 
@@ -145,7 +145,7 @@ class SimulatedEngine:
         """Each word at its time, with the index of its choice."""
         text = f"[simulated {self.identity.profile} engine] {_FILLER}".split()
         start = asyncio.get_running_loop().time()
-        async for index, done in self.engine.generate(parsed.calls, parsed.output_tokens):
+        async for index, done in self.engine.generate(parsed.calls, parsed.output_tokens, parsed.contents):
             self._metrics.on_token(parsed.calls[index], done, asyncio.get_running_loop().time() - start)
             if parsed.stub is not None:
                 yield index, parsed.stub.pieces[done - 1]
@@ -181,6 +181,10 @@ class _Metrics:
         }
         for name, read in levels.items():
             Gauge(name, name, **names).labels(**label).set_function(read)  # type: ignore[arg-type]
+        self._engine = engine
+        self._looked_up = Counter("vllm:prefix_cache_queries", "Prompt tokens.", **names).labels(**label)  # type: ignore[arg-type]
+        self._cached = Counter("vllm:prefix_cache_hits", "Cached tokens.", **names).labels(**label)  # type: ignore[arg-type]
+        self._told = (0, 0)
         self._prompt = Counter("vllm:prompt_tokens", "Prompt tokens.", **names).labels(**label)  # type: ignore[arg-type]
         self._tokens = Counter("vllm:generation_tokens", "Tokens.", **names).labels(**label)  # type: ignore[arg-type]
         self._ttft = Histogram("vllm:time_to_first_token_seconds", "TTFT.", **names).labels(**label)  # type: ignore[arg-type]
@@ -195,6 +199,10 @@ class _Metrics:
         self._prompt.inc(call.prompt_tokens)
 
     def expose(self) -> bytes:
+        now = self._engine.looked_up_tokens, self._engine.cached_tokens
+        for counter, value, told in zip((self._looked_up, self._cached), now, self._told, strict=True):
+            counter.inc(value - told)
+        self._told = now
         return exposition.generate_latest(self._registry)
 
 

@@ -15,7 +15,7 @@ from tidegate_policy.cost import CostModel
 from tidegate_policy.engine import engine_core
 from tidegate_policy.engine.regulators import Regulator
 from tidegate_policy.model import Call
-from tidegate_sim import engine_limits, fast_plugin, fast_scheduler
+from tidegate_sim import engine_limits, fast_kv_cache, fast_plugin, fast_scheduler
 
 BEHIND_S = 0.5
 """A loop that is later than this (its process was stopped) does not try to catch up."""
@@ -35,7 +35,8 @@ class _Scheduler(fast_plugin.FastPlugin):
     """Steps count with the durations that the cost model gives: those on the clock depend on the machine's load."""
 
     def __init__(self, cost: CostModel, *, policy: str, regulators: Sequence[Regulator]) -> None:
-        super().__init__(cost, policy=policy, clock=time.monotonic, regulators=regulators, prefix_cache=False)
+        super().__init__(cost, policy=policy, clock=time.monotonic, regulators=regulators)
+        self.kv.keys = fast_kv_cache.HashedKeys()
         self._cost = cost
         self.context = min(LONGEST_CONTEXT, self.kv.blocks * engine_limits.BLOCK_TOKENS)
 
@@ -44,7 +45,7 @@ class _Scheduler(fast_plugin.FastPlugin):
 
 
 class RealtimeEngine:
-    """Calls go in, paced tokens come out. It has no prefix cache."""
+    """Calls go in, paced tokens come out. Its prefix cache finds equal prompts, and no answer in a later prompt."""
 
     def __init__(
         self, cost: CostModel, *, policy: str = policies.DEFAULT, regulators: Sequence[Regulator] = ()
@@ -53,6 +54,10 @@ class RealtimeEngine:
         self._scheduler = _Scheduler(cost, policy=policy, regulators=regulators)
         self._streams: dict[str, _Stream] = {}
         self._work = asyncio.Event()
+        self.looked_up_tokens = 0
+        """Prompt tokens of the calls that started."""
+        self.cached_tokens = 0
+        """Those of them that the prefix cache had."""
 
     @property
     def core(self) -> engine_core.EngineCore:
@@ -75,17 +80,19 @@ class RealtimeEngine:
     def kv_usage(self) -> float:
         return self._scheduler.kv.usage
 
-    async def generate(self, calls: Sequence[Call], output_tokens: int) -> AsyncIterator[tuple[int, int]]:
-        """Runs the choices of one request side by side, each as a call of its own. Yields, at each token, the index of
-        its choice and the number of tokens of this choice so far. Closing the iterator aborts all choices. Raises
-        `ValueError` for a call that is longer than `context`."""
+    async def generate(
+        self, calls: Sequence[Call], output_tokens: int, contents: Sequence[Sequence[engine_limits.Prefix]]
+    ) -> AsyncIterator[tuple[int, int]]:
+        """Runs the choices of one request side by side, each as a call of its own with the content of its prompt. Yields,
+        at each token, the index of its choice and the number of tokens of this choice so far. Closing the iterator aborts
+        all choices. Raises `ValueError` for a call that is longer than `context`."""
         longest = max(call.prompt_tokens for call in calls) + output_tokens
         if longest > self.context:
             raise ValueError(f"the context has {self.context} tokens, and a call takes {longest}")
         out: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
         try:
-            for index, call in enumerate(calls):
-                self._enter(call, output_tokens, _Stream(index, out))
+            for index, (call, content) in enumerate(zip(calls, contents, strict=True)):
+                self._enter(call, output_tokens, content, _Stream(index, out))
             for _ in range(len(calls) * output_tokens):
                 yield await out.get()
         finally:
@@ -102,6 +109,9 @@ class RealtimeEngine:
                 await self._work.wait()
                 due_at_s = time.monotonic()
             step = self._scheduler.schedule()
+            for request in step.started:
+                self.looked_up_tokens += request.prompt_tokens
+                self.cached_tokens += request.computed - step.tokens[request]
             if step.tokens or not step.preempted:
                 due_at_s += step.seconds(self.cost)
                 late_s = time.monotonic() - due_at_s
@@ -110,8 +120,10 @@ class RealtimeEngine:
                 await asyncio.sleep(max(-late_s, 0.0))
             self._deliver(step)
 
-    def _enter(self, call: Call, output_tokens: int, stream: _Stream) -> None:
-        request = self._scheduler.request(call.id, call.prompt_tokens, output_tokens, arrived_at_s=time.monotonic())
+    def _enter(self, call: Call, output_tokens: int, content: Sequence[engine_limits.Prefix], stream: _Stream) -> None:
+        request = self._scheduler.request(
+            call.id, call.prompt_tokens, output_tokens, content, arrived_at_s=time.monotonic()
+        )
         self._scheduler.receive(request, call)
         self._streams[call.id] = stream
         self._work.set()

@@ -29,7 +29,9 @@ def as_chat(body: bytes) -> bytes:
     for name in ("tool_choice", "text"):  # forms that this endpoint has no stubs for
         if fields.get(name) not in (None, "none", "auto", {"format": {"type": "text"}}):
             raise sim_request.BadRequest(f"simulated engines have no answer of this form: {name}", param=name)
-    kept = {name: fields[name] for name in ("model", "stream", "temperature", "vllm_xargs") if name in fields}
+    kept = {
+        name: fields[name] for name in ("model", "stream", "temperature", "vllm_xargs", "cache_salt") if name in fields
+    }
     return orjson.dumps({**kept, "messages": messages, "max_tokens": fields.get("max_output_tokens")})
 
 

@@ -14,10 +14,11 @@ import orjson
 
 from tidegate_policy import labels
 from tidegate_policy.model import Call, CallId
-from tidegate_sim import stub_answers
+from tidegate_sim import prompt_content, stub_answers
+from tidegate_sim.engine_limits import Prefix
+from tidegate_sim.prompt_content import CHARACTERS_A_TOKEN
 
 DEFAULT_OUTPUT_TOKENS = 48
-CHARACTERS_A_TOKEN = 4
 MAX_CHOICES = 16_384
 """The default of vLLM's VLLM_MAX_N_SEQUENCES."""
 GREEDY = 1e-5
@@ -31,6 +32,8 @@ class SimRequest:
     model: str
     calls: tuple[Call, ...]
     """One for each choice of the answer: `n` for the first prompt, `n` for the second, and so on."""
+    contents: tuple[tuple[Prefix, ...], ...]
+    """The content of the prompt of each call."""
     output_tokens: int
     """Tokens of each choice."""
     prompt_tokens: int
@@ -56,6 +59,7 @@ def parse(body: bytes, *, chat: bool, models: Sequence[str]) -> SimRequest:
     """The request in `body`, to an engine that serves `models`, of which the first is the default. Raises `BadRequest`."""
     fields, model = of_model(body, models)
     lengths = [_chat_tokens(fields.get("messages"))] if chat else prompt_lengths(fields.get("prompt"))
+    texts = [_chat_text(fields["messages"])] if chat else prompts_of(fields["prompt"])
     limit = at_least_1(fields, "max_completion_tokens") if chat else None
     if limit is None:
         limit = at_least_1(fields, "max_tokens")
@@ -75,6 +79,7 @@ def parse(body: bytes, *, chat: bool, models: Sequence[str]) -> SimRequest:
     return SimRequest(
         model=model,
         calls=calls_of(fields, [length for length in lengths for _ in range(choices)], max_tokens=output_tokens),
+        contents=tuple(content for content in contents_of(fields, model, texts) for _ in range(choices)),
         output_tokens=output_tokens,
         prompt_tokens=sum(lengths),
         chat=chat,
@@ -125,9 +130,25 @@ def _chat_tokens(messages: object) -> int:
     return sum(_tokens(message.get("content") or "") for message in messages) or 1
 
 
+def _chat_text(messages: list[dict[str, Any]]) -> str:
+    """The messages in the order of a prompt, without what a chat template adds."""
+    return "".join(_text(message.get("content") or "") for message in messages)
+
+
+def prompts_of(prompt: Any) -> list[Any]:
+    """The prompts in a field: a text, a list of token ids, or a list of either."""
+    return prompt if isinstance(prompt, list) and not is_ids(prompt) else [prompt]
+
+
+def contents_of(fields: dict[str, Any], model: str, prompts: Iterable[str | list[int]]) -> list[tuple[Prefix, ...]]:
+    """The content of each prompt, as the prefix cache of an engine with this model compares it."""
+    salt = (model, orjson.dumps(fields.get("cache_salt")), orjson.dumps(fields.get("tools")))
+    return [prompt_content.of(prompt, salt) for prompt in prompts]
+
+
 def prompt_lengths(prompt: object, name: str = "prompt") -> list[int]:
-    """Tokens of each prompt in the field `name`: a text, a list of token ids, or a list of either. Raises `BadRequest`."""
-    prompts = prompt if isinstance(prompt, list) and not is_ids(prompt) else [prompt]
+    """Tokens of each prompt in the field `name`. Raises `BadRequest`."""
+    prompts = prompts_of(prompt)
     if not prompts or not all((isinstance(item, str) and item) or is_ids(item) for item in prompts):
         raise BadRequest(f"{name} must be a text, token ids, or a list of either, and not empty", param=name)
     return [max(_tokens(item), 1) for item in prompts]
@@ -141,7 +162,11 @@ def is_ids(prompt: object) -> bool:
 def _tokens(content: object) -> int:
     if is_ids(content):
         return len(content)  # type: ignore[arg-type]  # a list, which `is_ids` has seen
-    return len(content if isinstance(content, str) else orjson.dumps(content)) // CHARACTERS_A_TOKEN
+    return len(_text(content)) // CHARACTERS_A_TOKEN
+
+
+def _text(content: object) -> str:
+    return content if isinstance(content, str) else orjson.dumps(content).decode()
 
 
 def calls_of(fields: dict[str, Any], prompt_lengths: Iterable[int], *, max_tokens: int) -> tuple[Call, ...]:

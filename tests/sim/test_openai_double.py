@@ -40,7 +40,9 @@ class Rig:
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
     engine = realtime.RealtimeEngine(COST, policy="fcfs")
-    app = openai_double.SimulatedEngine(engine, openai_double.Identity(model="m", profile="test")).app
+    app = openai_double.SimulatedEngine(
+        engine, openai_double.Identity(model="m", profile="test", adapters=("adapter",))
+    ).app
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -237,7 +239,7 @@ async def test_the_engine_double_carries_out_the_plans_of_a_regulator() -> None:
     engine = realtime.RealtimeEngine(COST, policy="fcfs", regulators=[PreemptOnce()])
     stepping = asyncio.create_task(engine.run())
     call = Call(id=CallId("a"), arrived_at_s=0.0, prompt_tokens=10, output_predicted=8)
-    assert [done async for _, done in engine.generate([call], 8)] == list(range(1, 9))
+    assert [done async for _, done in engine.generate([call], 8, [()])] == list(range(1, 9))
     assert engine.core.preemptions == 1
     stepping.cancel()
 
@@ -296,7 +298,7 @@ async def test_tokens_come_at_the_pace_of_the_profile(rig: Rig) -> None:
     loop = asyncio.get_running_loop()
     call = Call(id=CallId("a"), arrived_at_s=loop.time(), prompt_tokens=10, output_predicted=200)
     start = loop.time()
-    async for _, done in rig.engine.generate([call], 200):
+    async for _, done in rig.engine.generate([call], 200, [()]):
         assert done <= 200
     assert loop.time() - start >= COST.call_seconds(call) * 0.99
 
@@ -394,7 +396,7 @@ async def test_answers_that_do_not_fit_into_the_memory_start_together_and_are_pr
     stepping = asyncio.create_task(engine.run())
     calls = [Call(id=CallId(name), arrived_at_s=0.0, prompt_tokens=32, output_predicted=8) for name in "abc"]
     most = 0
-    async for _ in engine.generate(calls, 200):
+    async for _ in engine.generate(calls, 200, [()] * 3):
         most = max(most, engine.running)
     assert most == 3
     assert engine.core.preemptions > 0
@@ -412,3 +414,43 @@ async def test_a_call_that_is_longer_than_the_context_is_rejected_in_vllms_words
         assert (await response.json())["usage"]["completion_tokens"] == 3
     async with rig.http.get(rig.url + "/v1/models") as response:
         assert (await response.json())["data"][0]["max_model_len"] == rig.engine.context
+
+
+TEXT = "".join(f"{number:4}" for number in range(160))
+"""160 tokens, of which no ten blocks are alike."""
+
+
+@pytest.mark.parametrize(
+    ("path", "first", "second", "cached"),
+    [
+        ("completions", {"prompt": TEXT}, {"prompt": TEXT}, 144),
+        ("completions", {"prompt": TEXT}, {"prompt": TEXT[:400] + "and now something else" * 5}, 96),
+        ("completions", {"prompt": TEXT}, {"prompt": "x" + TEXT}, 0),
+        ("completions", {"prompt": TEXT}, {"prompt": TEXT, "cache_salt": "of another tenant"}, 0),
+        ("completions", {"prompt": TEXT}, {"prompt": TEXT, "model": "adapter"}, 0),
+        ("completions", {"prompt": [*range(160)]}, {"prompt": [*range(100), *range(60)]}, 96),
+        ("completions", {"prompt": TEXT}, {"prompt": [TEXT, TEXT], "n": 2}, 4 * 144),
+        ("chat/completions", {"messages": [{"role": "user", "content": TEXT}]}, {}, 144),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": TEXT}]},
+            {
+                "messages": [{"role": "user", "content": TEXT}],
+                "tools": [{"type": "function", "function": {"name": "f"}}],
+            },
+            0,
+        ),
+        ("responses", {"input": TEXT}, {}, 144),
+        ("embeddings", {"input": TEXT}, {}, 144),
+    ],
+)
+async def test_an_engine_computes_the_equal_beginning_of_two_prompts_once(
+    rig: Rig, path, first, second, cached
+) -> None:
+    for body in (first, second or first):
+        async with rig.http.post(f"{rig.url}/v1/{path}", json={"model": "m", **body}) as response:
+            assert response.status == 200, await response.text()
+    async with rig.http.get(rig.url + "/metrics") as response:
+        lines = (await response.text()).splitlines()
+    (hits,) = (line for line in lines if line.startswith("vllm:prefix_cache_hits_total"))
+    assert float(hits.split()[-1]) == cached
