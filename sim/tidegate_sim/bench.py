@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tidegate_policy import policies
 from tidegate_policy.dispatch import rules
-from tidegate_sim import bench_report, engine_models, policy_choice, pools, suites, trace_format
+from tidegate_sim import bench_report, engine_models, policy_option, pools, suites, trace_format
 
 if TYPE_CHECKING:
     from tidegate_sim import suite
@@ -187,7 +187,7 @@ def _policies(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     for name in names:
         try:
-            policy_choice.parse(name)
+            policy_option.parse(name)
         except (policies.UnknownPolicy, policies.BadParameter) as error:
             raise argparse.ArgumentTypeError(str(error)) from None
     return names

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 from tidegate_policy import gateway_core, policies
 from tidegate_policy.engine import regulators
-from tidegate_sim import cell, gateway_rows, policy_choice
+from tidegate_sim import cell, gateway_rows, policy_option
 
 
 def row(policy: str, **more: object) -> cell.Row:
-    """A row with Tidegate's class under one policy, which may have parameters (`policy_choice`). The gateway holds no call
+    """A row with Tidegate's class under one policy, which may have parameters (`policy_option`). The gateway holds no call
     back, so the engine's queue decides."""
-    chosen = policy_choice.parse(policy)
+    chosen = policy_option.parse(policy)
     settings = gateway_core.CoreSettings(policy="fcfs", max_inflight=None, limits=gateway_rows.NO_ADMISSION)
     more.setdefault("engine_parameters", chosen.parameters)
     return cell.Row(gateway=settings, engine_policy=chosen.name, **more)  # type: ignore[arg-type]  # fields of Row

@@ -17,7 +17,7 @@ from tidegate_sim import (
     cell,
     engine_limits,
     engine_models,
-    policy_choice,
+    policy_option,
     pools,
     suite,
     time_left,
@@ -49,7 +49,7 @@ def run(options: TraceOptions, tell: suite.Tell = lambda line: None) -> Report:
     rows: dict[str, Report] = {}
     began_s = time.monotonic()
     for policy in options.policies:
-        chosen = policy_choice.parse(policy)
+        chosen = policy_option.parse(policy)
         settings = gateway_core.CoreSettings(policy=chosen.name, dispatch=DispatchSettings(rule=options.rule))
         row = cell.Row(gateway=settings, model=options.scheduler, engine_parameters=chosen.parameters)
         with suite.without_warnings():

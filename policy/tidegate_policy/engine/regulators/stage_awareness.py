@@ -12,12 +12,10 @@ from dataclasses import replace
 from itertools import islice
 
 from tidegate_policy.engine.regulators.regulator import Memoryless
-from tidegate_policy.engine.snapshot import EngineSnapshot
+from tidegate_policy.engine.snapshot import LEAST_CHUNK, EngineSnapshot
 from tidegate_policy.engine.step import StepPlan
 from tidegate_policy.model import LEAST_URGENT
 
-LEAST_CHUNK = 16
-"""Tokens. A smaller chunk costs more step time than it is worth, so the prefill waits."""
 MOST_STARTS = 64
 
 

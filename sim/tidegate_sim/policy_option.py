@@ -5,15 +5,15 @@ from typing import NamedTuple
 from tidegate_policy import policies
 
 
-class PolicyChoice(NamedTuple):
+class PolicyOption(NamedTuple):
     """A policy of the registry, and those of its parameters that are not the defaults."""
 
     name: str
     parameters: dict[str, float]
 
 
-def parse(text: str) -> PolicyChoice:
-    """The choice that the text names. Raises `policies.UnknownPolicy` or `policies.BadParameter`."""
+def parse(text: str) -> PolicyOption:
+    """The option that the text names. Raises `policies.UnknownPolicy` or `policies.BadParameter`."""
     name, *settings = text.split(":")
     parameters: dict[str, float] = {}
     for setting in settings:
@@ -28,4 +28,4 @@ def parse(text: str) -> PolicyChoice:
             raise policies.BadParameter(f"policy {name!r}: the parameter {parameter!r} is given twice")
         parameters[parameter] = number
     policies.create(name, parameters)  # raises
-    return PolicyChoice(name, parameters)
+    return PolicyOption(name, parameters)

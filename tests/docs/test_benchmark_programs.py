@@ -1,0 +1,29 @@
+"""Every program in `benchmarks/` starts. Its modules are imported by name, so a name that moves breaks it."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+FOLDER = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
+PROGRAMS = sorted(
+    path for path in FOLDER.iterdir() if path.is_file() and path.read_bytes().startswith(b"#!/usr/bin/env python3")
+)
+
+
+@pytest.mark.parametrize("program", [path for path in PROGRAMS if path.name != "engine"], ids=lambda path: path.name)
+def test_a_benchmark_starts_and_tells_its_options(program: pathlib.Path) -> None:
+    told = subprocess.run([sys.executable, program, "--help"], capture_output=True, text=True, timeout=300)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.startswith(f"usage: {program.name}")
+
+
+@pytest.mark.vllm
+def test_the_benchmark_of_the_engine_starts() -> None:
+    told = subprocess.run([sys.executable, FOLDER / "engine", "--help"], capture_output=True, text=True, timeout=300)
+    assert told.returncode == 0, told.stderr
+
+
+def test_the_programs_are_found() -> None:
+    assert len(PROGRAMS) > 10
