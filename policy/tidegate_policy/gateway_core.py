@@ -223,17 +223,16 @@ class GatewayCore:
             StageState(
                 name=item.name,
                 after=item.after,
-                mean_s=self.lengths.stage_seconds((workflow.tenant, workflow.template, item.name, model), models),
+                mean_s=0.0
+                if item.name != stage and self.workflows.has_no_calls(workflow.tenant, workflow.template, item.name)
+                else self.lengths.stage_seconds((workflow.tenant, workflow.template, item.name, model), models),
                 passes=max(1, item.passes - item.done_calls // max(item.parallel, 1)),
                 done=item.over,
             )
             for item in workflow.stages
         )
-        granted = budget.of_call(
-            now,
-            Workflow(id=workflow.id, deadline_at_s=workflow.deadline_at_s, stages=states),
-            stage,
-        )
+        flow = Workflow(id=workflow.id, deadline_at_s=workflow.deadline_at_s, stages=states)
+        granted = budget.of_call(now, flow, stage)
         key = (workflow.tenant, workflow.template, stage)
         learned_s = None if stage in declared else self.remaining_work.predict(key)
         if learned_s is not None:

@@ -114,6 +114,23 @@ def test_a_declared_stage_gets_a_share_of_its_workflows_time_and_an_undeclared_o
     assert (grant.due_at_s, grant.rest_s) == (pytest.approx(25.0), pytest.approx(3 * own_s))
 
 
+def test_a_stage_without_calls_in_earlier_workflows_takes_no_part_of_the_time_of_a_workflow() -> None:
+    made = core()
+    order = (("plan", ()), ("run-sql", ("plan",)), ("write", ("run-sql",)))
+    stages = tuple(StageFacts(name=name, after=after) for name, after in order)
+    flow = WorkflowFacts(
+        id=WorkflowId("w"), tenant="t", template="x", deadline_at_s=90.0, cutoff_at_s=90.0, stages=stages
+    )
+    assert made.stage_grant(0.0, flow, "plan", "m").due_at_s == pytest.approx(30.0)
+    for call in ("plan", "write"):
+        made.workflows.on_call(0.0, WorkflowId("earlier"), CallId(call), call, tenant="t", template="x")
+        made.workflows.on_end(1.0, WorkflowId("earlier"), CallId(call), 1.0)
+    made.workflows.on_workflow_end(1.0, WorkflowId("earlier"), ok=True)
+    assert made.stage_grant(0.0, flow, "plan", "m").due_at_s == pytest.approx(45.0)
+    assert made.stage_grant(0.0, flow, "write", "m").due_at_s == pytest.approx(90.0)
+    assert made.stage_grant(0.0, flow, "run-sql", "m").due_at_s == pytest.approx(45.0), "it has a call now"
+
+
 def test_a_call_that_names_no_tenant_is_one_of_the_tenant_of_its_workflow() -> None:
     made = core(tenants=(Tenant(name="t", weight=3.0, max_urgency=1),))
     flow = WorkflowFacts(id=WorkflowId("w"), tenant="t", template="", deadline_at_s=100.0, cutoff_at_s=110.0, stages=())

@@ -82,6 +82,12 @@ class WorkflowHistory:
         known = self._templates.get(tenant, template) or {}
         return dict(sorted(known.items(), key=lambda item: item[1].place))
 
+    def has_no_calls(self, tenant: str, template: str, stage: str) -> bool:
+        """Whether workflows of the template have finished, and none had a call of the stage: its client completes it, for
+        example after a tool has run."""
+        known = self._templates.get(tenant, template)
+        return known is not None and len(known) > 0 and stage not in known
+
     @property
     def templates(self) -> Sequence[tuple[str, str]]:
         """The tenants and their templates; "" = workflows without one."""
