@@ -106,7 +106,7 @@ class Template:
 class Dispatch:
     """The choice of an engine for a call."""
 
-    rule: str = "least-delay"
+    rule: str = routing.DEFAULT_RULE
     """The dispatch rule: least-delay, earliest-finish, score (HexGen eq 4), or a common rule: round-robin, least-requests,
     weighted-least-requests, power-of-two, bounded-affinity, cache-aware, prefix-score."""
     alpha: float | Literal["auto"] = "auto"

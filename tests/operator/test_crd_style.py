@@ -5,6 +5,8 @@ import re
 import pytest
 import yaml
 
+from tidegate_policy.dispatch import routing
+
 from .conftest import CRD
 
 UNIT = re.compile(
@@ -106,3 +108,8 @@ def test_units_are_recognised(name):
 )
 def test_other_names_are_not_taken_for_units(name):
     assert list(offences({"properties": {name: {"type": "integer"}}})) == []
+
+
+def test_a_pool_without_a_rule_gets_that_of_a_gateway_without_one():
+    defaults = {child["default"] for path, child in fields(schema()) if path.endswith(".dispatch.rule")}
+    assert defaults == {routing.DEFAULT_RULE}

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate_policy import gateway_core
+from tidegate_policy.admit import entitlements, promises
 from tidegate_policy.admit.workflow_gate import FIRST_WORKFLOWS, HEADROOM, PAUSE_S, WorkflowGate
-from tidegate_policy.model import Call, CallId, WorkflowId
+from tidegate_policy.model import Call, CallId, DropReason, WorkflowId
 from tidegate_policy.policies import QueuedRequest
 
 
@@ -278,3 +280,13 @@ def test_one_pass_starts_no_workflow_above_the_limit_of_a_tenant_at_its_share(se
             assert active.total() < limit or active[tenant] < share
             active[tenant] += 1
         assert gate.active == active.total()
+
+
+def test_a_call_that_may_be_shed_is_shed_where_its_workflow_would_wait() -> None:
+    settings = gateway_core.CoreSettings(classes=(entitlements.SloClass(name="batch", sheddable=True),))
+    core = gateway_core.GatewayCore(settings, random.Random(1))
+    core.dispatcher.gate = gate = taught(1)
+    arrive(gate, 0.0, "running", "A", tenant="t")
+    for workflow, slo_class, shed in (("B", "batch", True), ("B", None, False), ("A", "batch", False)):
+        facts = promises.CallFacts(id=CallId("c"), model="m", workflow=workflow, tenant="t", slo_class=slo_class)
+        assert (core.draft(0.0, facts) is DropReason.SATURATED) is shed, (workflow, slo_class)

@@ -15,12 +15,15 @@ from tidegate_policy.model import NO_BACKLOG, Backlog, Call, EngineId
 
 Scores = dict[EngineId, float]
 
+DEFAULT_RULE = "least-delay"
+"""The dispatch rule of gateways, pools and benchmarks that name none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchSettings:
     """The dispatch rule, and what rules read. No value is tuned while serving (docs/decisions/0025)."""
 
-    rule: str = "least-delay"
+    rule: str = DEFAULT_RULE
     alpha: float = 0.2
     """For `score`. 0: only the backlog counts, and among idle engines the speed; 1: only the call's own time counts.
     The default is among the best values of HexGen-Text2SQL (0.1 to 0.4)."""
