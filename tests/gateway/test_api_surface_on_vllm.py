@@ -1,6 +1,7 @@
 """Each documented call works through the official OpenAI SDK and the generated gRPC client, on a real vLLM engine."""
 
 import importlib.util
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,11 +61,40 @@ async def test_calls_through_the_sdk_and_grpc_on_vllm(up: Any, engine: live_engi
             )
             assert chat.choices[0].logprobs is not None
             assert len(chat.choices[0].logprobs.content[0].top_logprobs) == 2
+            await streamed_logprobs(sdk)
+            await structured_output(sdk)
             for stream, tenant in ((False, "whole"), (True, "streamed")):
                 await invoke_a_tool(sdk, tenant, stream=stream)
                 found = client.gateway.core.tools.predict((tenant, "", "", live_engine.MODEL), tenant, tool_use.NO_TOOL)
                 assert found.tool == "find_city", "the gateway has read the names in vLLM's answers"
         await api_surface.over_grpc(client.grpc, live_engine.MODEL)
+
+
+async def streamed_logprobs(sdk: openai.AsyncOpenAI) -> None:
+    stream = await sdk.chat.completions.create(
+        model=live_engine.MODEL, messages=api_surface.HELLO, max_tokens=4, logprobs=True, top_logprobs=2, stream=True
+    )
+    choices = [choice async for chunk in stream for choice in chunk.choices]
+    found = [token for choice in choices if choice.logprobs for token in choice.logprobs.content or ()]
+    assert found
+    assert all(len(token.top_logprobs) == 2 for token in found)
+
+
+async def structured_output(sdk: openai.AsyncOpenAI) -> None:
+    """The answer has the form that the request asks for, whole and streamed."""
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    form: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema, "strict": True}}
+    asked: Any = {"model": live_engine.MODEL, "messages": api_surface.HELLO, "response_format": form, "max_tokens": 64}
+    whole = await sdk.chat.completions.create(**asked)
+    streamed = await sdk.chat.completions.create(**asked, stream=True)
+    text = "".join([choice.delta.content or "" async for chunk in streamed for choice in chunk.choices])
+    for answer in (whole.choices[0].message.content, text):
+        assert json.loads(answer or "")["city"] in ("Paris", "Rome")
 
 
 async def invoke_a_tool(sdk: openai.AsyncOpenAI, tenant: str, *, stream: bool) -> None:
