@@ -20,9 +20,12 @@ PURE_TESTS := tests/contracts tests/policy tests/sim
 PROMISE_TESTS := $(addprefix tests/gateway/,test_bad_input.py test_bad_input_fields.py test_engine_trouble.py test_watchdog.py \
   test_background_loops.py test_admission.py test_connection_bounds.py test_store_bounds.py test_store_lists.py \
   test_pool_clock.py test_log_lines.py test_authentication.py test_web_tokens.py test_port_encryption.py test_rpc.py \
-  test_slo_metrics.py) $(addprefix tests/operator/,test_operator.py test_rollout.py test_watches.py test_controller.py \
+  test_slo_metrics.py test_hang_up.py test_http2_bounds.py test_costly_bodies.py test_large_bodies.py \
+  test_unread_answers.py test_call_ends.py test_store_outbox.py test_settings_reload.py test_tls_records.py \
+  test_parsing_work.py) $(addprefix tests/operator/,test_operator.py test_rollout.py test_watches.py test_controller.py \
   test_pool_status.py test_steering_alone.py test_crd.py test_reconcile.py test_pool_secret.py test_reinstall.py \
-  test_lease.py test_operator_log.py)
+  test_lease.py test_operator_log.py test_trouble_in_time.py test_upgrade.py test_rollback.py test_default_resources.py \
+  test_store_status.py test_canary_under_load.py test_crd_style.py)
 
 .PHONY: help client install compiled up test lint e2e bench bench-gateway bench-engine bench-operator bench-real docs lock proto kubernetes clean faults page-image steering-demo dashboard-images vllm-tests
 

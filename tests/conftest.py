@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import hypothesis
 import pytest
@@ -93,7 +94,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.line(f"{row['figure']:{width}}  {row['value']:>14}  goal {row['goal']:14}  {row['verdict']}")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """One of several processes that run tests has ended."""
+    FIGURES.extend(getattr(node, "workeroutput", {}).get("figures", ()))
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["figures"] = FIGURES  # for the process that prints the table
+        return
     if FIGURES and (path := os.environ.get(FIGURES_FILE)):
         pathlib.Path(path).write_text(json.dumps(FIGURES, indent=1) + "\n")
         if session.exitstatus == 0 and any(row["verdict"] == "MISSED" for row in FIGURES):

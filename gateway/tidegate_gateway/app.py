@@ -96,7 +96,7 @@ async def serving(
             relqueries = ends = prompts = None
             if store is not None:
                 relqueries = relquery_store.RelQueryStore(store, settings.store, settings.relqueries)
-                ends = call_ends.CallEnds(pathlib.Path(settings.store.journal) if settings.store.journal else None)
+                ends = _outbox(settings.store)
                 stack.callback(ends.close)
                 prompts = prompt_stream.PromptStream(store)
             gateway = running_gateway.Gateway(
@@ -123,6 +123,17 @@ async def serving(
                 await _drain(gateway)
     except BaseExceptionGroup as group:
         raise _only(group) from None
+
+
+def _outbox(store: gateway_settings.Store) -> call_ends.CallEnds:
+    """The outbox of a gateway with a store. Without a journal, one line of the log says what a killed gateway forgets."""
+    if store.journal is None:
+        logger.warning(
+            "store.url is set and store.journal is not: if this gateway is killed while the store is down, it forgets the"
+            " ends of calls that clients have seen. Set store.journal to a file that outlives the process"
+        )
+        return call_ends.CallEnds()
+    return call_ends.CallEnds(pathlib.Path(store.journal))
 
 
 def _only(error: BaseException) -> BaseException:

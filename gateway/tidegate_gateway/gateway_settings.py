@@ -166,7 +166,8 @@ class Store:
     """Time after its deadline in which a workflow may still be finished."""
     journal: str | None = None
     """A file that keeps the ends of calls which the store could not take; a gateway that was killed reads it when it
-    starts again. One file for each gateway; null = such ends wait in memory only."""
+    starts again. One file for each gateway; null = such ends wait in memory only, and a gateway with a store warns of it
+    at its start."""
     retention_s: float = 3600.0
     """How long the store keeps the record of an ended workflow and the answers to its Idempotency-Keys."""
     tenant_bytes: int = 128 * 1024 * 1024

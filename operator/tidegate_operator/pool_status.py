@@ -1,14 +1,15 @@
 """The status of a pool: its conditions, counts and events, computed from the objects that exist.
 
 Pure. Several writers share a pool's status by server-side apply, and each states its own part: `reconcile` (counts,
-Available, Ready, Progressing, Degraded), `pool_steering` (active policy, attainment, and the last three conditions),
-`pool_scaling` and `pool_canary`. So none overwrites another.
+Available, Ready, Progressing, Degraded, CallersAuthenticated), `pool_steering` (active policy, attainment, and the last
+three conditions), `pool_scaling` and `pool_canary`. So none overwrites another.
 
     Available     calls are served: at least one engine, one gateway and the store are ready
     Ready         every part runs as the spec asks
     Progressing   a change is being rolled out
     Degraded      a person must act: the spec cannot be built, an object was rejected, pods do not start, a revision of
                   the engines did not serve, or the store does not answer
+    CallersAuthenticated  the gateways ask callers for a key or a token
     PolicyStable  the scheduling policy has stayed for its dwell (`steering_status`)
     ReportsCredible  the steering loop believes the reports of all engines (`steering_status`)
     StoreReachable  the gateways reach the store (`store_status`)
@@ -154,6 +155,8 @@ EMBEDDED_STORE = "valkey"
 """The component of a store that the operator runs."""
 MOST_SENTENCES = 5
 """Sentences of pods in one message."""
+AUTHENTICATED = "CallersAuthenticated"
+"""The condition that tells whether the spec lets every caller in."""
 TROUBLE_S = 15.0
 """Age from which the trouble of a pod or of the store makes the pool degraded. A shorter one is usual while pods start."""
 
@@ -247,6 +250,22 @@ def _availability(parts: Sequence[Workload], needs: Needs) -> Condition:
     if needs.store.get("reason") == UNREACHABLE:
         return Condition(type="Available", status=False, reason="NotServing", message=needs.store["message"])
     return Condition(type="Available", status=True, reason="Serving", message="Engines, gateways and the store serve.")
+
+
+def authentication(body: Json, *, valid: bool) -> Condition:
+    """Whether the gateways of the ServingPool `body` ask callers for a key or a token; unknown without a valid spec."""
+    given = body["spec"].get("gateway", {}).get("auth", {})
+    if not valid:
+        message = "The gateways follow the last valid spec."
+        return Condition(type=AUTHENTICATED, status=None, reason="InvalidSpec", message=message)
+    if "keysSecretRef" in given or "jwt" in given:
+        message = "Callers need a key or a token, as spec.gateway.auth says."
+        return Condition(type=AUTHENTICATED, status=True, reason="KeysOrTokens", message=message)
+    message = (
+        "The gateways serve callers without authentication, because spec.gateway.auth has neither keysSecretRef nor jwt."
+        " Set one of these fields, or let a proxy in front of the gateways authenticate callers."
+    )
+    return Condition(type=AUTHENTICATED, status=False, reason="Unauthenticated", message=message)
 
 
 def _age_s(since: str, now: datetime.datetime) -> float:

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 WRITER = "tidegate-operator"
 """Field manager of the part of the status that is written here."""
 HELD = "waits for its turn"
+INVALID = "InvalidSpec"
 COUNTED = ("desired", "ready", "weights")
 """Fields of a node pool in the status that are written here, and removed when they are no longer stated."""
 
@@ -215,7 +216,7 @@ def _expected(profiles: pool_profiles.Resolved, staged: rollout.Rollout) -> list
 
 
 def _invalid(error: spec.InvalidSpecError) -> list[tuple[str, str]]:
-    return [("InvalidSpec", str(problem)) for problem in error.problems]
+    return [(INVALID, str(problem)) for problem in error.problems]
 
 
 async def _same_names(api: cluster.Cluster, desired: Sequence[Json], children: Sequence[Json]) -> list[Json]:
@@ -243,15 +244,13 @@ def _report(
     """The part of the status that reconciling writes."""
     metadata = body["metadata"]
     parts = pool_status.workloads(child for child in children if objects.controller_uid(child) == metadata["uid"])
+    valid = all(reason != INVALID for reason, _ in problems)
+    needs = pool_status.Needs.of(body)
     conditions = pool_status.timed(
-        pool_status.conditions(
-            parts,
-            problems,
-            pods,
-            needs=pool_status.Needs.of(body),
-            waiting=waiting,
-            now=now,
-        ),
+        [
+            *pool_status.conditions(parts, problems, pods, needs=needs, waiting=waiting, now=now),
+            pool_status.authentication(body, valid=valid),
+        ],
         body.get("status", {}).get("conditions", ()),
         generation=metadata["generation"],
         now=timestamp(now),
@@ -284,9 +283,11 @@ def _is_degraded(body: Json) -> bool:
 
 
 def _event(metadata: Json, before: Json, condition: Json) -> pool_status.Event | None:
-    """The event that goes with a condition's change: one when the pool turns ready, one for each new trouble."""
+    """The event that goes with a condition's change: one when the pool turns ready, one for each new trouble, and one when
+    its gateways begin to serve callers without authentication."""
     turned = before.get("status") != condition["status"] or before.get("message") != condition["message"]
-    if condition["status"] != "True" or not turned or condition["type"] not in ("Ready", "Degraded"):
+    told = {("Ready", "True"), ("Degraded", "True"), (pool_status.AUTHENTICATED, "False")}
+    if not turned or (condition["type"], condition["status"]) not in told:
         return None
     return pool_status.Event(
         namespace=metadata["namespace"],
@@ -295,5 +296,5 @@ def _event(metadata: Json, before: Json, condition: Json) -> pool_status.Event |
         reason=condition["reason"],
         message=condition["message"],
         at=condition["lastTransitionTime"],
-        warning=condition["type"] == "Degraded",
+        warning=condition["type"] != "Ready",
     )

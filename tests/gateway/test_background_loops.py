@@ -8,12 +8,14 @@ import pathlib
 import re
 from typing import Any
 
+import grpc_peer
 import pytest
 import relquery_requests
 import test_port_encryption
 import test_web_tokens
 
 from tidegate_gateway import fake_engine, settings_reload
+from tidegate_gateway.edge import http2_connection, http2_server
 from tidegate_gateway.observe import background_loop, prometheus_metrics
 
 
@@ -75,6 +77,8 @@ async def test_an_error_in_any_loop_of_a_gateway_ends_neither_it_nor_another(
             "store_options": {"lease": "1s"},
             "tenants": [{"name": "acme", "tokensPerMinute": 1_000_000}],
             "dispatch": {"cap": 1},
+            "listen": {"grpcPort": 0, "extProcPort": 0},
+            "picker": {"healthPort": 0},
         }
         engine.token_s = 0.1
         async with up(services=[service], auth=auth, tls=tls, **more) as client:
@@ -105,6 +109,29 @@ async def test_an_error_in_any_loop_of_a_gateway_ends_neither_it_nor_another(
             await until(lambda: not expected - ran.keys())
             task.cancel()
     assert len(expected) > 10
+
+
+async def test_a_connection_that_cannot_be_looked_at_is_counted_and_the_others_are_looked_at(
+    up: Any, until: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, looked = set[http2_connection.Connection](), collections.Counter[http2_connection.Connection]()
+
+    def look(self: http2_connection.Connection, now_s: float) -> None:
+        looked[self] += 1
+        broken.add(next(iter(looked)))
+        if self in broken:
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(http2_connection.Connection, "look", look)
+    monkeypatch.setattr(http2_server, "LOOK_S", 0.01)
+    async with up(store=False, listen={"grpcPort": 0}) as client:
+        async with grpc_peer.connected(client.grpc) as first, grpc_peer.connected(client.grpc) as second:
+            await first.read()
+            await second.read()
+            await until(lambda: len(looked) == 2 and min(looked.values()) > 5)
+        count = client.gateway.metrics.registry.get_sample_value
+        assert count("tidegate_background_errors_total", {"loop": "grpc-connections"}) >= 5
+    assert len([record for record in caplog.records if record.exc_info]) == 1
 
 
 async def test_a_cancelled_step_is_cancelled() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import pathlib
 import secrets
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -151,3 +152,14 @@ async def test_a_store_in_cluster_mode_has_its_own_error() -> None:
         with pytest.raises(store_contract.Unavailable, match="cluster mode, which is not supported"):
             await store.get("w")
         await store.close()
+
+
+@pytest.mark.parametrize(("store", "journal", "warned"), [(True, False, 1), (True, True, 0), (False, False, 0)])
+async def test_a_gateway_that_would_forget_ends_says_so_once_at_its_start(
+    up: Any, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, store: bool, journal: bool, warned: int
+) -> None:
+    options = {"journal": str(tmp_path / "ends.jsonl")} if journal else {}
+    async with up(store=store, store_options=options):
+        pass
+    lines = [record for record in caplog.records if "Set store.journal to a file" in record.getMessage()]
+    assert [line.levelname for line in lines] == ["WARNING"] * warned

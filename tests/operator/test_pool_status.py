@@ -1,8 +1,11 @@
 import datetime
 
 import pytest
+import yaml
 
 from tidegate_operator import pod_trouble, pool_status
+
+from . import test_render
 
 
 def deployment(name="chat-engine-a", *, desired=2, ready=2, updated=2, existing=2, generation=1, seen=1, conditions=()):
@@ -279,3 +282,27 @@ def test_a_condition_may_be_unknown():
 def test_a_pool_without_a_ready_engine_is_not_available():
     assert stated([deployment(ready=0)])["Available"] == (False, "NotServing")
     assert stated([])["Available"] == (False, "NothingRuns")
+
+
+KEYS = {"keysSecretRef": {"name": "clients", "key": "keys.yaml"}}
+TOKENS = {"jwt": {"issuer": "https://id", "audience": "chat", "jwksUrl": "https://id/keys", "tenantClaim": "org"}}
+
+
+@pytest.mark.parametrize(
+    ("auth", "status", "reason"),
+    [
+        ({}, False, "Unauthenticated"),
+        (KEYS, True, "KeysOrTokens"),
+        (TOKENS, True, "KeysOrTokens"),
+        (KEYS | TOKENS, True, "KeysOrTokens"),
+    ],
+)
+def test_the_status_tells_of_gateways_that_serve_callers_without_authentication(auth, status, reason):
+    pool = test_render.body()
+    pool["spec"]["gateway"]["auth"] = auth
+    found = pool_status.authentication(pool, valid=True)
+    assert (found.type, found.status, found.reason) == ("CallersAuthenticated", status, reason)
+    config = test_render.pick(test_render.manifests(gateway=pool["spec"]["gateway"]), "ConfigMap", "chat-gateway")
+    settings = yaml.safe_load(config["data"]["gateway.yaml"])
+    assert settings["auth"].get("allowUnauthenticated", False) is not status
+    assert pool_status.authentication(pool, valid=False).status is None, "the gateways follow an earlier spec"

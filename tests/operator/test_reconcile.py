@@ -248,8 +248,24 @@ async def test_an_invalid_spec_is_reported_and_the_pool_keeps_running(cluster, k
     assert (degraded["status"], degraded["reason"]) == ("True", "InvalidSpec")
     assert "spec.workflows[w].stages: stages wait for each other" in degraded["message"]
     assert conditions(pool)["Ready"]["status"] == "False"
+    assert conditions(pool)["CallersAuthenticated"]["status"] == "Unknown"
     assert degraded["observedGeneration"] == pool["metadata"]["generation"]
     assert "InvalidSpec" in kubectl("events", "--for", "servingpool/chat")
+
+
+async def test_a_pool_without_authentication_says_so_once_in_a_warning(cluster, kubectl, namespace, rules):
+    kubectl("create", "-f", "-", body=operator_doubles.pool())
+    for _ in range(3):
+        await run(cluster, namespace, rules)
+    found = conditions(await cluster.pool(namespace, "chat"))["CallersAuthenticated"]
+    assert (found["status"], found["reason"]) == ("False", "Unauthenticated")
+    events = json.loads(kubectl("get", "events", "-o", "json"))["items"]
+    assert [item["type"] for item in events if item["reason"] == "Unauthenticated"] == ["Warning"]
+    assert "spec.gateway.auth has neither keysSecretRef nor jwt" in found["message"]
+    keys = {"auth": {"keysSecretRef": {"name": "clients"}}}
+    kubectl("replace", "-f", "-", body=operator_doubles.pool(gateway=keys))
+    await run(cluster, namespace, rules)
+    assert conditions(await cluster.pool(namespace, "chat"))["CallersAuthenticated"]["status"] == "True"
 
 
 async def test_an_unknown_dispatch_rule_and_a_bad_policy_parameter_are_reported(cluster, kubectl, namespace, rules):
@@ -344,7 +360,7 @@ async def test_an_operator_killed_between_any_two_writes_leaves_no_child_missing
     kubectl("replace", "-f", "-", body=operator_doubles.pool("whole", **edited))
     editing = await writes_of_a_whole_run(cluster, namespace, rules, "whole")
     changed = await names_after(cluster, namespace, "whole")
-    assert (creating, editing) == (23, 12)  # the Secret is among the first
+    assert (creating, editing) == (24, 12)  # the Secret and an event are among the first
 
     for after in range(creating):
         name = f"born-{after}"

@@ -86,7 +86,7 @@ def pod(status):
 
 
 @pytest.mark.parametrize("what", TROUBLES)
-def test_the_trouble_of_a_pod_is_told_within_thirty_seconds(in_virtual_time, capsys, what):
+def test_the_trouble_of_a_pod_is_told_within_thirty_seconds(in_virtual_time, figure, what):
     body = test_render.body(replicas=4)
     body["metadata"]["annotations"] = {"tidegate.dev/operator": RULES.operator}
     api, cache = InMemory(body), watch_cache.WatchCache()
@@ -112,6 +112,6 @@ def test_the_trouble_of_a_pod_is_told_within_thirty_seconds(in_virtual_time, cap
     in_virtual_time(run())
     assert api.degraded_at_s is not None
     took_s = api.degraded_at_s - CALM_S
-    with capsys.disabled():
-        print(f"\na pod of which {what}: Degraded after {took_s:.1f} s of the operator's clock, goal <= {GOAL_S:g}")
+    name = f"a pod of which {what}: Degraded after, s of the operator's clock"
+    figure(name, f"{took_s:.1f}", goal=f"{GOAL_S:g}", met=0 <= took_s <= GOAL_S)
     assert 0 <= took_s <= GOAL_S

@@ -110,8 +110,12 @@ async def serving(
         takes_plain=takes_plain,
     )
     gateway.leaving.append(server.ask_to_leave)
+
+    async def step(look: http2_server.Look) -> bool:
+        return await gateway.loops.step("picker-connections", look)
+
     async with contextlib.AsyncExitStack() as stack:
-        listening = http2_server.listening(server, host, port, lambda: not picker.exchanges, CUT_S)
+        listening = http2_server.listening(server, host, port, step, lambda: not picker.exchanges, CUT_S)
         address, health_address = await stack.enter_async_context(listening), None
         if wanted.health_port is not None:
             health_address = await stack.enter_async_context(_health(gateway, health, host, wanted.health_port))
@@ -137,7 +141,11 @@ async def _health(
     )
     methods = {grpc_health_check.PATH: health.one}
     server = http2_server.Server(methods, bounds, unread_answers.UnreadAnswers(), gateway.bodies)
-    async with http2_server.listening(server, host, port, lambda: True, CUT_S) as address:
+
+    async def step(look: http2_server.Look) -> bool:
+        return await gateway.loops.step("picker-health-connections", look)
+
+    async with http2_server.listening(server, host, port, step, lambda: True, CUT_S) as address:
         yield address
 
 

@@ -68,7 +68,11 @@ async def serving(
         takes_compressed=True,
     )
     gateway.leaving.append(server.ask_to_leave)
-    async with http2_server.listening(server, host, port, lambda: not calls.running, CUT_S) as address:
+
+    async def step(look: http2_server.Look) -> bool:
+        return await gateway.loops.step("grpc-connections", look)
+
+    async with http2_server.listening(server, host, port, step, lambda: not calls.running, CUT_S) as address:
         try:
             yield address
         finally:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from tidegate_gateway import reading_turns, tenant_budget
@@ -25,6 +25,11 @@ LOOK_S = 1.0
 """Between two looks for connections that bring nothing."""
 TOLD_S = 10.0
 """Between two lines of the log about peers that break the protocol."""
+
+
+Look = Callable[[], Awaitable[object]]
+Step = Callable[[Look], Awaitable[object]]
+"""Runs one step of a background loop, and raises nothing but a cancellation (`background_loop`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,15 +122,15 @@ class Server:
             logger.warning("a connection over HTTP/2 breaks the protocol: %s", why)
 
     async def look(self) -> None:
-        """Ends connections that bring nothing, until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            now_s = time.monotonic()
-            for connection in list(self.connections):
-                try:
-                    connection.look(now_s)
-                except Exception:
-                    logger.exception("a connection over HTTP/2 cannot be ended")
+        """Ends the connections that bring nothing now. Looks at all of them, then raises the first exception of a look."""
+        now_s, first = time.monotonic(), None
+        for connection in list(self.connections):
+            try:
+                connection.look(now_s)
+            except Exception as error:  # noqa: BLE001  # raised once all connections were looked at
+                first = first or error
+        if first is not None:
+            raise first
 
     def ask_to_leave(self) -> None:
         """Asks all peers to open further streams elsewhere. Those that they have already opened are served."""
@@ -141,13 +146,13 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def listening(
-    server: Server, host: str, port: int, ended: Callable[[], bool], within_s: float
+    server: Server, host: str, port: int, step: Step, ended: Callable[[], bool], within_s: float
 ) -> AsyncIterator[str]:
-    """An open port; its address as host:port. In the end no further stream is served, and those that are have `within_s`
-    seconds until `ended`. Raises `OSError` when the port is taken."""
+    """An open port; its address as host:port. `step` runs each look at the connections. In the end no further stream is
+    served, and those that are have `within_s` seconds until `ended`. Raises `OSError` when the port is taken."""
     loop = asyncio.get_running_loop()
     opened = await listening_port.open_port(server, host, port)
-    looks = loop.create_task(server.look())
+    looks = loop.create_task(_looks(server, step))
     try:
         yield opened.shown(host)
     finally:
@@ -160,3 +165,10 @@ async def listening(
                     await asyncio.sleep(0.01)
         for connection in list(server.connections):
             connection.close()
+
+
+async def _looks(server: Server, step: Step) -> None:
+    """Looks at the connections again and again, until cancelled."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        await step(server.look)
