@@ -75,7 +75,7 @@ class Engine:
         self.own = NO_BACKLOG
         """Calls that this gateway has sent to the engine and that have not ended."""
         self.record = outliers.FailureRecord()
-        self.estimate = engine_cost.EngineCost(facts.cost)
+        self.estimate = engine_cost.EngineCost(facts.cost, cost)
         self.limit = limit
         self.routable = RoutableEngine(facts.id, cost, facts.others)
 
@@ -175,7 +175,7 @@ class EngineTable:
         """Takes in new facts; `own` gives this gateway's backlog on an engine that the table did not know."""
         known = self._engines.get(facts.id)
         if known is None:
-            fresh = Engine(facts, self._interned(facts.cost or engine_cost.STARTING), None)
+            fresh = Engine(facts, self._interned(self._first_cost(facts)), None)
             fresh.own = own()
             self._engines[facts.id] = known = fresh
             self._engines = dict(sorted(self._engines.items()))
@@ -183,7 +183,7 @@ class EngineTable:
         self._accepting_until_at_s = -math.inf
         self._kinds_are_known = False
         if facts.cost != known.estimate.first:
-            known.estimate = engine_cost.EngineCost(facts.cost)
+            known.estimate = engine_cost.EngineCost(facts.cost, self._first_cost(facts))
         self._set_cost(known, known.estimate.cost)
         known.set_own(known.own)
 
@@ -315,6 +315,10 @@ class EngineTable:
         engine.routable.cost = self._interned(self._alike(engine, cost))
         self._kinds_are_known = False
         engine.limit = max_inflight(self._limit, cost)
+
+    def _first_cost(self, facts: EngineFacts) -> CostModel:
+        """The profile of an engine, or what the engines whose costs are known let expect."""
+        return facts.cost or engine_cost.guess(item.cost for item in self if item.estimate.is_known)
 
     def _alike(self, engine: Engine, cost: CostModel) -> CostModel:
         """The cost model in use that differs by less than the noise of a learned one, so that engines of one kind share

@@ -5,12 +5,14 @@ first and its last token the gateway knows the seconds, the steps, the prompts w
 all other streams: one equation for the five coefficients of `cost.CostModel` (`coefficients`). A call that found its
 engine idle gives a second equation, its own prefill.
 
-The profile of the engine is the first estimate, or `STARTING` without a profile. A prompt that is half computed when a
-window begins or ends makes the equation uncertain by a part of its time, and it weighs less. The work of other gateways
-is estimated from the number of their calls.
+The profile of the engine is the first estimate. Without a profile it is the cost of the other engines (`guess`), so that an
+engine that comes or restarts draws no more than its part of the calls before it has answered any. A prompt that is half
+computed when a window begins or ends makes the equation uncertain by a part of its time, and it weighs less. The work of
+other gateways is estimated from the number of their calls.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from tidegate_policy.cost import CostModel
@@ -18,9 +20,9 @@ from tidegate_policy.model import Call, CallId
 from tidegate_policy.predict.coefficients import Coefficients
 
 STARTING = CostModel(step_s=0.02, prefill_s=1e-4, decode_s=2e-4, max_batch=64)
-"""A mid-sized card, for engines without a profile."""
+"""A mid-sized card, for engines without a profile in a pool where nothing is known of any engine."""
 DOUBT, STARTING_DOUBT = 0.5, 3.0
-"""Relative uncertainty of a profile, and of `STARTING`."""
+"""Relative uncertainty of a profile, and of a guess."""
 FORGETTING = 0.995
 """Weight of the past at each equation: the last 200 equations count."""
 TRUSTING = 32
@@ -87,10 +89,10 @@ class EngineCost:
 
     __slots__ = ("_coefficients", "_next_at_s", "_prefilling", "_streams", "_work", "cost", "first")
 
-    def __init__(self, first: CostModel | None) -> None:
+    def __init__(self, first: CostModel | None, guess: CostModel = STARTING) -> None:
         self.first = first
         """The profile; None = the engine has none."""
-        self.cost = first or STARTING
+        self.cost = first or guess
         doubt = STARTING_DOUBT if first is None else DOUBT
         self._coefficients = Coefficients(self.cost, doubt=doubt, forgetting=FORGETTING, trusting=TRUSTING)
         self._work = _Work()
@@ -103,6 +105,11 @@ class EngineCost:
     def learned(self) -> int:
         """Equations that were learned."""
         return self._coefficients.learned
+
+    @property
+    def is_known(self) -> bool:
+        """`cost` is a profile, or was learned."""
+        return self.first is not None or self.learned >= FIRST_EQUATIONS
 
     @property
     def mean_error(self) -> float:
@@ -213,6 +220,29 @@ class EngineCost:
             return False
         self.cost = found
         return True
+
+
+def guess(known: Iterable[CostModel]) -> CostModel:
+    """What an engine without a profile is believed to cost beside engines whose costs are known: the coefficients of the
+    middle one, of two the slower one; `STARTING` without any."""
+    costs = sorted(known, key=_reference_s)
+    if not costs:
+        return STARTING
+    middle = costs[len(costs) // 2]
+    return replace(
+        STARTING,
+        step_s=middle.step_s,
+        prefill_s=middle.prefill_s,
+        attention_s=middle.attention_s,
+        decode_s=middle.decode_s,
+        context_s=middle.context_s,
+    )
+
+
+def _reference_s(model: CostModel) -> float:
+    """Seconds of a prompt of 2,000 tokens and 200 steps with 16 sequences."""
+    prompt_s = model.step_seconds(uncached=2000, attended=2_000_000, decodes=0, context=0)
+    return prompt_s + 200 * model.step_seconds(uncached=0, attended=0, decodes=16, context=32_000)
 
 
 def close(one: CostModel, other: CostModel, share: float) -> bool:
