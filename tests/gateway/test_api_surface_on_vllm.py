@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -68,6 +69,25 @@ async def test_calls_through_the_sdk_and_grpc_on_vllm(up: Any, engine: live_engi
                 found = client.gateway.core.tools.predict((tenant, "", "", live_engine.MODEL), tenant, tool_use.NO_TOOL)
                 assert found.tool == "find_city", "the gateway has read the names in vLLM's answers"
         await api_surface.over_grpc(client.grpc, live_engine.MODEL)
+
+
+async def test_embeddings_through_the_sdk_on_vllm(up: Any, tmp_path: pathlib.Path) -> None:
+    """An engine that serves the same weights as a model of embeddings, with Tidegate's scheduler."""
+    try:
+        with live_engine.served(tmp_path / "engine.log", "--runner", "pooling", "--convert", "embed") as engine:
+            settings = {"listen": {"grpcPort": 0}, "health": {"interval": "500ms", "timeout": "30s"}, "timeouts": SLOW}
+            async with (
+                up({"url": engine.http, "control": engine.control}, **settings) as client,
+                client.openai() as sdk,
+            ):
+                one = await sdk.embeddings.create(model=live_engine.MODEL, input="a city")
+                listed = await sdk.embeddings.create(model=live_engine.MODEL, input=["a city", "a river"])
+    except checkpoints.MissingPackage as error:
+        pytest.skip(str(error))
+    vectors = [item.embedding for item in listed.data]
+    assert [item.index for item in listed.data] == [0, 1]
+    assert vectors[0] == pytest.approx(one.data[0].embedding, abs=1e-2)
+    assert vectors[0] != pytest.approx(vectors[1], abs=1e-2)
 
 
 async def streamed_logprobs(sdk: openai.AsyncOpenAI) -> None:
