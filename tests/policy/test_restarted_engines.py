@@ -2,6 +2,7 @@
 
 import collections
 import random
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,8 @@ PARTS = 1.5
 """The restarted engine may draw so many times its part of the streams."""
 TOKENS = 200
 """Of each answer from which the gateway learns."""
-UNKNOWN = pytest.mark.xfail(
-    reason="an engine without a profile is believed to be as fast as `STARTING` until it answers"
-)
+BELIEVED = "an engine without a profile is believed to be as fast as `STARTING` until it answers"
+UNKNOWN = pytest.mark.xfail(reason=BELIEVED)
 
 
 def promised(made: GatewayCore, now: float, name: str, *, characters: int, max_tokens: int) -> Call:
@@ -52,7 +52,7 @@ def learned(rule: str, truth: cost.CostModel) -> tuple[GatewayCore, float]:
 
 @pytest.mark.parametrize("rule", ["least-delay", "score", "earliest-finish"])
 @pytest.mark.parametrize("slower", [0.2, 1.0, pytest.param(2.0, marks=UNKNOWN), pytest.param(5.0, marks=UNKNOWN)])
-def test_a_restarted_engine_without_a_profile_draws_at_most_its_part(slower: float, rule: str) -> None:
+def test_a_restarted_engine_without_a_profile_draws_at_most_its_part(slower: float, rule: str, figure: Any) -> None:
     """`slower`: the seconds of the engines over those of `STARTING`."""
     made, now = learned(rule, cost.scaled(engine_cost.STARTING, slower))
     made.on_engine_gone(now, EngineId("e1"))
@@ -64,4 +64,12 @@ def test_a_restarted_engine_without_a_profile_draws_at_most_its_part(slower: flo
             assert isinstance(action, Send)
             drawn[action.decision.engine] += 1
     assert drawn.total() == STREAMS
-    assert drawn["e1"] <= PARTS * STREAMS / ENGINES
+    most = PARTS * STREAMS / ENGINES
+    figure(
+        f"{rule}, engines {slower:g} times as slow as a first guess: of {STREAMS} streams, a restarted one draws",
+        str(drawn["e1"]),
+        goal=f"at most {most:.0f}",
+        met=drawn["e1"] <= most,
+        known=BELIEVED,
+    )
+    assert drawn["e1"] <= most
