@@ -263,10 +263,11 @@ async def test_a_settled_pool_is_looked_at_again_only_after_an_event(cluster, ku
 
 
 async def test_a_new_pool_costs_a_read_and_a_write_for_each_object(cluster, kubectl, namespace, rules):
+    """And one event: its gateways serve callers without authentication."""
     kubectl("create", "-f", "-", body=operator_doubles.pool())
     api = Counting(cluster)
     await reconcile.reconcile(api, namespace, "chat", rules=rules, now=controller.now())
-    once = ("pool", "children", "pods", "claim", "state_replicas", "secret", "create_secret", "apply_status")
+    once = ("pool", "children", "pods", "claim", "state_replicas", "secret", "create_secret", "apply_status", "record")
     each = dict.fromkeys(("get", "apply"), len(await cluster.children(namespace, "chat")))
     assert api.asked == {**dict.fromkeys(once, 1), **each}
 

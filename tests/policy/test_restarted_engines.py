@@ -2,6 +2,7 @@
 
 import collections
 import random
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ def learned(rule: str, truth: cost.CostModel) -> tuple[GatewayCore, float]:
 
 @pytest.mark.parametrize("rule", ["least-delay", "score", "earliest-finish"])
 @pytest.mark.parametrize("slower", [0.2, 1.0, 2.0, 5.0])
-def test_a_restarted_engine_without_a_profile_draws_at_most_its_part(slower: float, rule: str) -> None:
+def test_a_restarted_engine_without_a_profile_draws_at_most_its_part(slower: float, rule: str, figure: Any) -> None:
     """`slower`: the seconds of the engines over those of `STARTING`."""
     made, now = learned(rule, cost.scaled(engine_cost.STARTING, slower))
     made.on_engine_gone(now, EngineId("e1"))
@@ -61,4 +62,11 @@ def test_a_restarted_engine_without_a_profile_draws_at_most_its_part(slower: flo
             assert isinstance(action, Send)
             drawn[action.decision.engine] += 1
     assert drawn.total() == STREAMS
-    assert drawn["e1"] <= PARTS * STREAMS / ENGINES
+    most = PARTS * STREAMS / ENGINES
+    figure(
+        f"{rule}, engines {slower:g} times as slow as a first guess: of {STREAMS} streams, a restarted one draws",
+        str(drawn["e1"]),
+        goal=f"at most {most:.0f}",
+        met=drawn["e1"] <= most,
+    )
+    assert drawn["e1"] <= most
