@@ -113,8 +113,8 @@ def test_under_any_recorded_load_the_bounds_hold_and_changes_are_few(
     published, name, seed, rate, scale, budget, bounds
 ):
     """As `test_under_any_load_the_bounds_hold_and_changes_are_few`, on a random part of Azure's trace, or on a load with
-    its published lengths. `scale` is the work of a call as a multiple of the trace's. A failure is not made smaller, because an
-    example takes half a second."""
+    its published lengths. `scale` is the work of a call as a multiple of the trace's. An example takes half a second, so
+    no smaller one is searched for after a failure."""
     azure = azure_calls(published(AZURE)) if name in scale_traces.FROM_AZURE else ()
     length_s = scale_traces.length_s(name)
     low, high = bounds
