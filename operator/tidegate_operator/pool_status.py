@@ -153,6 +153,18 @@ UNREACHABLE = "Unreachable"
 """Its reason while no gateway reaches the store."""
 EMBEDDED_STORE = "valkey"
 """The component of a store that the operator runs."""
+WITHOUT_PICKERS: Mapping[str, str] = MappingProxyType(
+    {
+        "FailOpen": "The Gateway sends requests to engines without a decision (gateway.api.failureMode: FailOpen): no key "
+        "is checked, and no limit, share or deadline holds. Requests of workflows and relQueries fail.",
+        "FailClose": "The Gateway refuses the requests of clients with an error (gateway.api.failureMode: FailClose).",
+    }
+)
+"""By failure mode: what happens to the traffic of a Gateway of the cluster while no gateway of the pool, which are its
+endpoint pickers, is ready."""
+LOOK_AT_GATEWAYS = (
+    "Progressing and Degraded say why the gateways are not ready. Correct that, and set gateway.replicas to 2 or more."
+)
 MOST_SENTENCES = 5
 """Sentences of pods in one message."""
 AUTHENTICATED = "CallersAuthenticated"
@@ -171,6 +183,8 @@ class Needs:
     """Whether the pool's own autoscaler starts an engine for the first call of a pool that has none."""
     store: Json
     """The condition StoreReachable as it stands in the status; empty without one."""
+    failure_mode: str | None = None
+    """FailOpen or FailClose where a Gateway of the cluster sends calls to the pool (`gateway.api`), else None."""
 
     @staticmethod
     def of(body: Json) -> "Needs":
@@ -182,6 +196,7 @@ class Needs:
             components=("engine", "gateway", *((EMBEDDED_STORE,) if embedded else ())),
             autoscaled=any(item.get("scaledBy") == "autoscaler" for item in spec["nodePools"]),
             store=next((item for item in stated if item["type"] == STORE), {}),
+            failure_mode=spec.get("gateway", {}).get("api", {}).get("failureMode"),
         )
 
     def lacks_store_s(self, now: datetime.datetime) -> float | None:
@@ -245,8 +260,10 @@ def _availability(parts: Sequence[Workload], needs: Needs) -> Condition:
         message = "No engine runs. The first call starts one, and waits for it."
         return Condition(type="Available", status=True, reason="ScaledToZero", message=message)
     if missing:
-        named = " and ".join(missing)
-        return Condition(type="Available", status=False, reason="NotServing", message=f"No {named} is ready.")
+        sentences = [f"No {' and '.join(missing)} is ready."]
+        if "gateway" in missing and needs.failure_mode is not None:
+            sentences += [WITHOUT_PICKERS[needs.failure_mode], LOOK_AT_GATEWAYS]
+        return Condition(type="Available", status=False, reason="NotServing", message=" ".join(sentences))
     if needs.store.get("reason") == UNREACHABLE:
         return Condition(type="Available", status=False, reason="NotServing", message=needs.store["message"])
     return Condition(type="Available", status=True, reason="Serving", message="Engines, gateways and the store serve.")

@@ -34,6 +34,8 @@ SET_BY_OTHER_FIELDS = {
     "--control": "",
 }
 """Arguments of engines that the operator sets, and the field with the value that a user chooses, if any."""
+FOR_SEVERAL_NODES = {"--nnodes", "-n", "--node-rank", "-r", "--headless", "--data-parallel-address", "-dpa"}
+"""Arguments of one of the processes of an engine on several nodes (decision 55)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,10 @@ def _argument_problems(field: str, item: _Json) -> Iterator[Problem]:
             chosen = SET_BY_OTHER_FIELDS[flag]
             instead = f", and write the value into spec.{chosen}" if chosen else ""
             yield Problem(field=field, why=f"the operator sets {flag}: remove it{instead}")
+        elif flag in FOR_SEVERAL_NODES:
+            yield Problem(
+                field=field, why=f"{flag} is for an engine on several nodes, and an engine is one pod: remove it"
+            )
 
 
 def _policy_problems(item: _Json, known: Collection[str]) -> Iterator[Problem]:

@@ -3,6 +3,7 @@
 Series are in the notation of `promtool test rules`: `0+1x60` counts from 0 to 60 by steps of 1, one sample a minute.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 POOL = 'namespace="serving",pool="chat"'
@@ -25,13 +26,26 @@ def _calls(met: str, late: str, *, objective: float = 0.95) -> dict[str, str]:
     return {
         f'tidegate_slo_calls_total{{{POOL},class="chat",outcome="met"}}': met,
         f'tidegate_slo_calls_total{{{POOL},class="chat",outcome="late"}}': late,
-        f'tidegate_slo_objective_ratio{{{POOL},class="chat"}}': f"{objective}x400",
+        f'tidegate_slo_objective_ratio{{{POOL},class="chat"}}': f"{objective}x500",
     }
 
 
-def _workflows(met: str, late: str, cancelled: str = "0x400") -> dict[str, str]:
+def _workflows(met: str, late: str, cancelled: str = "0x500") -> dict[str, str]:
     series = f'tidegate_workflow_deadline_total{{{POOL},template="sql",outcome='
     return {f'{series}"met"}}': met, f'{series}"late"}}': late, f'{series}"cancelled"}}': cancelled}
+
+
+def _phases(*phases: tuple[int, float, float]) -> tuple[str, str]:
+    """The values of two counters, of what met its target and of what missed it, that grow at one rate after the other.
+
+    A phase has a number of samples, and by how much the two counters grow with each of them.
+    """
+    counts, texts = [0.0, 0.0], ["", ""]
+    for samples, *growths in phases:
+        for index, growth in enumerate(growths):
+            texts[index] += f"{counts[index] + growth:g}+{growth:g}x{samples - 1} "
+            counts[index] += growth * samples
+    return texts[0].strip(), texts[1].strip()
 
 
 def _one(name: str, values: str, labels: str = "") -> dict[str, str]:
@@ -41,7 +55,71 @@ def _one(name: str, values: str, labels: str = "") -> dict[str, str]:
 IN_POOL = {"namespace": "serving", "pool": "chat"}
 OF_CLASS = {**IN_POOL, "class": "chat"}
 OF_TEMPLATE = {**IN_POOL, "template": "sql"}
+
+
+def _burn_cases(stem: str, series: Callable[[str, str], dict[str, str]], labels: dict[str, str]) -> Iterator[Case]:
+    """For each pair of windows: it fires alone, and each of its three conditions alone keeps it silent.
+
+    The objective is 95%, so the pairs fire above 72%, 30%, 15% and 5%. Sentences name the pair that would fire.
+    """
+    yield Case(
+        alert=f"{stem}Fast",
+        fires=series(*_phases((340, 10, 0), (60, 2, 8))),  # 1 h and 5 min: 80%; 6 h: 13%
+        silent=(
+            series(*_phases((392, 10, 0), (8, 0, 10))),  # 5 min: 100%, but 1 h: 13%
+            series(*_phases((340, 10, 0), (53, 0, 10), (7, 10, 0))),  # 1 h: 88%, but 5 min: 0
+        ),
+        labels=labels,
+        at_min=399,
+    )
+    yield Case(
+        alert=f"{stem}Fast",
+        fires=series(*_phases((400, 6, 4))),  # 6 h and 30 min: 40%
+        silent=(
+            series(*_phases((365, 10, 0), (35, 6, 4))),  # 30 min: 40%, but 6 h: 4%
+            series(*_phases((365, 6, 4), (35, 10, 0))),  # 6 h: 36%, but 30 min: 0
+        ),
+        labels=labels,
+        at_min=399,
+    )
+    yield Case(
+        alert=f"{stem}Fast",
+        fires=series(*_phases((91, 0, 0.5))),
+        silent=(series(*_phases((91, 0, 0.2))),),  # all windows: 100%, but 12 in 1 h, and 18 in all
+        labels=labels,
+    )
+    yield Case(
+        alert=f"{stem}Slowly",
+        fires=series(*_phases((288, 200, 0), (144, 80, 20))),  # 1 d and 2 h: 20%; 3 d: 4%
+        silent=(
+            series(*_phases((414, 100, 0), (18, 80, 20))),  # 2 h: 20%, but 1 d: 3%
+            series(*_phases((390, 70, 30), (42, 100, 0))),  # 1 d and 3 d: 21% and more, but 2 h and 6 h: 0
+        ),
+        labels=labels,
+        at_min=4310,
+        interval_min=10,
+    )
+    yield Case(
+        alert=f"{stem}Slowly",
+        fires=series(*_phases((432, 90, 10))),  # 3 d and 6 h: 10%
+        silent=(series(*_phases((390, 100, 0), (42, 90, 10))),),  # 6 h: 10%, but 3 d: 1%
+        labels=labels,
+        at_min=4310,
+        interval_min=10,
+    )
+    yield Case(
+        alert=f"{stem}Slowly",
+        fires=series(*_phases((289, 0, 0.2))),
+        silent=(series(*_phases((289, 0, 0.05))),),  # all windows: 100%, but 7 in 1 d, and 14 in all
+        labels=labels,
+        at_min=2 * DAY,
+        interval_min=10,
+    )
+
+
 CASES = (
+    *_burn_cases("TidegateErrorBudgetBurns", _calls, OF_CLASS),
+    *_burn_cases("TidegateWorkflowBudgetBurns", _workflows, OF_TEMPLATE),
     Case(
         alert="TidegateErrorBudgetBurnsFast",
         fires=_calls("0+2x200", "0+8x200"),

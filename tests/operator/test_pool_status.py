@@ -240,6 +240,23 @@ def test_a_pool_is_available_only_if_each_component_that_its_spec_asks_for_is_re
     assert available([engine], body()) == (False, "No gateway and valkey is ready.")
 
 
+@pytest.mark.parametrize(
+    ("mode", "traffic"),
+    [("FailOpen", "sends requests to engines without a decision"), ("FailClose", "refuses the requests of clients")],
+)
+def test_a_pool_without_a_ready_picker_says_what_its_failure_mode_means_for_requests(mode, traffic):
+    engine, gateway, store = deployment(), part("gateway", ready=0), part("valkey")
+    pool = body()
+    pool["spec"]["gateway"] = {"api": {"failureMode": mode}}
+    is_available, message = available([engine, gateway, store], pool)
+    assert not is_available
+    assert message.startswith("No gateway is ready. The Gateway ")
+    assert traffic in message
+    assert "Progressing and Degraded say why" in message
+    assert available([part("gateway"), store], pool) == (False, "No engine is ready.")
+    assert available([engine, part("gateway"), store], pool)[0]
+
+
 def test_a_store_that_the_operator_does_not_run_needs_no_workload_and_an_old_one_does_not_count():
     external = body(valkey={"url": "redis://elsewhere:6379/0"})
     assert available([deployment(), part("gateway")], external)[0]

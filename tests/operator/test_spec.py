@@ -176,6 +176,16 @@ def test_an_argument_that_another_field_sets_is_reported(argument, sentence):
     assert problem.startswith("spec.nodePools[a100].args: ")
 
 
+@pytest.mark.parametrize("flag", ["--nnodes", "--node-rank", "--headless", "--data-parallel-address"])
+def test_an_argument_of_an_engine_on_several_nodes_is_reported(flag):
+    sentence = f"{flag} is for an engine on several nodes, and an engine is one pod: remove it"
+    argument = flag if flag == "--headless" else f"{flag.replace('-', '_').replace('__', '--')}=2"
+    engine = {**stored()["spec"]["engine"], "args": [argument, "--pipeline-parallel-size=2"]}
+    assert problems(engine=engine) == [f"spec.engine.args: {sentence}"]
+    node_pools = [{**stored()["spec"]["nodePools"][0], "args": [argument]}]
+    assert problems(nodePools=node_pools) == [f"spec.nodePools[a100].args: {sentence}"]
+
+
 def test_an_adapter_that_is_not_declared_is_reported_with_its_node_pool():
     node_pools = [{**stored()["spec"]["nodePools"][0], "adapters": ["sql"]}]
     assert problems(nodePools=node_pools) == [
