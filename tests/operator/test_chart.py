@@ -9,6 +9,11 @@ NODE_RULE = (
     "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0]"
 )
 
+FIELD_RULE = NODE_RULE.replace("matchExpressions", "matchFields")
+POD_RULE = "affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution[0]"
+TOLERATED = "tolerations[0].key=a,tolerations[0]"
+LONG = "n" * 64
+
 
 def template(helm, *values):
     return helm.rendered("tidegate-system", *values)
@@ -54,6 +59,42 @@ def test_the_api_server_accepts_each_form_of_affinity_that_lint_passes(helm, kub
     assert len(deployment["spec"]["template"]["spec"]["affinity"]) == 2
     said = helm.plane.kubectl("apply", "--server-side", "--dry-run=server", "-f", "-", stdin=json.dumps(deployment))
     assert "deployment.apps/tidegate" in said
+
+
+def test_the_api_server_accepts_the_forms_at_the_edge_of_what_lint_passes(helm, kubectl, namespace):
+    values = [
+        *(
+            f"tolerations[0].{each}"
+            for each in ("key=a.b/c", "operator=Exists", "effect=NoExecute", "tolerationSeconds=5")
+        ),
+        *(f"tolerations[1].{each}" for each in ("key=b", "value=c_d")),
+        *(f"{FIELD_RULE}.{each}" for each in ("key=metadata.name", "operator=NotIn", "values={a.b}")),
+        f"{POD_RULE}.topologyKey=kubernetes.io/hostname",
+        f"{POD_RULE}.labelSelector.matchLabels.app=a",
+        f"{POD_RULE}.namespaces={{{'n' * 63}}}",
+        "resources.requests.memory=0.5Gi",
+        "resources.requests.cpu=2000m",
+    ]
+    (deployment,) = of_kind(helm.rendered(namespace, *values), "Deployment")
+    said = helm.plane.kubectl("apply", "--server-side", "--dry-run=server", "-f", "-", stdin=json.dumps(deployment))
+    assert "deployment.apps/tidegate" in said
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        "resources.requests.memory=1Gi",
+        "resources.requests.cpu=2001m",
+        "resources.limits.memory=100M",
+        "resources.requests.cpu=1e3",
+    ],
+)
+def test_a_request_above_its_limit_is_rejected_with_a_sentence_and_lint_fails(helm, values):
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        template(helm, values)
+    assert "raise the limit" in caught.value.stderr
+    with pytest.raises(subprocess.CalledProcessError):
+        helm.run("lint", "--strict", helm.chart, "--set", values)
 
 
 def test_its_pods_start_in_a_namespace_with_quotas(helm):
@@ -108,6 +149,15 @@ def test_a_second_release_without_the_resource_does_not_conflict_with_the_first(
         f"{NODE_RULE}.key=zone,{NODE_RULE}.operator=Exists,{NODE_RULE}.values={{a}}",
         "affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].namespaces={a}",
         "affinity.podAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].weight=10",
+        f"{POD_RULE}.topologyKey=zone,{POD_RULE}.namespaces={{a.b}}",
+        f"{FIELD_RULE}.key=metadata.namespace,{FIELD_RULE}.operator=In,{FIELD_RULE}.values={{a}}",
+        f"{FIELD_RULE}.key=metadata.name,{FIELD_RULE}.operator=Exists",
+        f"{FIELD_RULE}.key=metadata.name,{FIELD_RULE}.operator=In,{FIELD_RULE}.values={{a,b}}",
+        f"{TOLERATED}.operator=Exists,{TOLERATED}.value=a", f"{TOLERATED}.value=a b",
+        f"{TOLERATED}.tolerationSeconds=5", f"{TOLERATED}.effect=NoSchedule,{TOLERATED}.tolerationSeconds=5",
+        "priorityClassName=a..b", "serviceAccount.name=a.-b", "imagePullSecrets[0].name=a-.b",
+        r"podAnnotations.a\.\.b/c=d", r"nodeSelector.a\.\.b/c=d",
+        f"namespaces.names={{{LONG}}}", f"monitoring.prometheus.namespace={LONG}",
     ],
 )  # fmt: skip
 def test_invalid_values_are_rejected(helm, value):

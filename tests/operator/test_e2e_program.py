@@ -2,7 +2,9 @@
 
 import importlib.machinery
 import importlib.util
+import json
 import pathlib
+import threading
 
 import pytest
 
@@ -46,6 +48,47 @@ def test_a_failed_run_removes_the_objects_that_it_created_and_no_others(plane, e
         fail()
     assert existing(plane, *kinds) == before
     assert theirs < before
+
+
+@pytest.mark.parametrize(("phase", "passes"), [("Succeeded", True), ("Failed", False)])
+def test_the_check_of_the_installation_passes_only_with_the_pod_of_helm_test(plane, e2e, phase, passes):
+    """The pod has no node, and the test ends it as a kubelet would."""
+    namespace = e2e.e2e_cluster.SYSTEM
+    values = ("crds.install=false", "nodeSelector.no=where", f"namespaces.names={{{namespace}}}")
+    sets = [word for value in values for word in ("--set", value)]
+    patch = json.dumps({"status": {"phase": phase}})
+
+    def end_the_pod(cluster):
+        def ended():
+            try:
+                cluster.kubectl(
+                    "patch",
+                    "pod",
+                    "tidegate-test",
+                    "-n",
+                    namespace,
+                    "--subresource=status",
+                    "--type=merge",
+                    "-p",
+                    patch,
+                )
+            except e2e.e2e_cluster.FailedError:
+                return False
+            return True
+
+        e2e.e2e_cluster.wait_for(ended, timeout_s=60)
+
+    with e2e.given_cluster(str(plane.kubeconfig)) as cluster:
+        e2e.make_namespaces(cluster)
+        cluster.helm("install", "tidegate", str(ROOT / "helm/tidegate"), "-n", namespace, *sets)
+        kubelet = threading.Thread(target=end_the_pod, args=[cluster])
+        kubelet.start()
+        if passes:
+            assert "Succeeded" in e2e.check_installation(cluster)
+        else:
+            with pytest.raises(e2e.e2e_cluster.FailedError, match="tidegate-test"):
+                e2e.check_installation(cluster)
+        kubelet.join()
 
 
 def test_a_run_that_created_nothing_removes_nothing(plane, e2e):

@@ -103,3 +103,27 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $owner -}}
 {{- end -}}
 {{- end -}}
+
+{{- /* A quantity as a number: 512Mi is 536870912, 250m is 0.25. */ -}}
+{{- define "tidegate.number" -}}
+{{- $powers := dict "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 -}}
+{{- $powers = merge $powers (dict "Ti" 1099511627776.0 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0) -}}
+{{- $unit := regexFind "[mkMGTPEi]+$" (toString .) -}}
+{{- mulf (float64 (trimSuffix $unit (toString .))) (get $powers $unit | default 1.0) -}}
+{{- end -}}
+
+{{- /* Resources of a container. A request above its limit is an error. `helm lint` ignores `fail`, so the error is no YAML either. */ -}}
+{{- define "tidegate.resources" -}}
+{{- $limits := .limits | default dict -}}
+{{- range $name, $request := .requests -}}
+{{- if hasKey $limits $name -}}
+{{- $limit := get $limits $name -}}
+{{- if gt (float64 (include "tidegate.number" $request)) (float64 (include "tidegate.number" $limit)) -}}
+{{- $error := printf "resources.requests.%s is %v, above resources.limits.%s, which is %v: raise the limit" $name $request $name $limit -}}
+{{- fail $error -}}
+{{- printf "[%s\n" $error -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml . -}}
+{{- end -}}
