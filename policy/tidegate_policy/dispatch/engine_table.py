@@ -318,7 +318,7 @@ class EngineTable:
 
     def _first_cost(self, facts: EngineFacts) -> CostModel:
         """The profile of an engine, or what the engines whose costs are known let expect."""
-        return facts.cost or engine_cost.guess(item.cost for item in self if item.estimate.is_known)
+        return facts.cost or engine_cost.guess([item.cost for item in self if item.estimate.is_known])
 
     def _alike(self, engine: Engine, cost: CostModel) -> CostModel:
         """The cost model in use that differs by less than the noise of a learned one, so that engines of one kind share
