@@ -53,6 +53,22 @@ def test_the_short_prompt_of_a_tenant_within_its_part_goes_before_the_long_promp
     assert not made._out[CallId("later")].item.call.ahead
 
 
+def test_a_prompt_whose_beginning_is_still_being_computed_counts_as_a_long_one() -> None:
+    """Calls that start before the beginning is computed compute it too, so only later ones are short."""
+    made, alike = gate(40.0), {"prompt_tokens": 4000, "blocks": (1, 2, 3), "block_tokens": 1300.0}
+    made.on_arrival(0.0, of("chat", "before"))
+    made.on_arrival(1.0, of("documents", "first", **alike))
+    made.on_arrival(1.0, of("chat", "first too", **alike))
+    made.on_arrival(1.0, of("chat", "short"))
+    assert not made._out[CallId("first too")].item.call.ahead
+    assert made._out[CallId("short")].item.call.ahead
+    made.on_first_token(1.5, CallId("first"))
+    made.on_arrival(1.5, of("documents", "second", **alike))
+    made.on_arrival(1.5, of("documents", "other", prompt_tokens=4000))
+    assert made._out[CallId("second")].item.call.ahead, "the beginning is computed, and the chat's prompt is long"
+    assert not made._out[CallId("other")].item.call.ahead
+
+
 def test_long_prompts_that_enter_at_another_gateway_count_too() -> None:
     made, other = gate(40.0), gate(40.0)
     for each in (made, other):

@@ -42,6 +42,30 @@ def test_each_engine_matches_the_longest_prefix_that_was_sent_to_it() -> None:
     assert index.cached_tokens(call(8, 2)) == {}
 
 
+def test_a_part_of_a_prompt_is_computed_once_an_engine_has_answered_a_call_with_it() -> None:
+    index = prefix_index.PrefixIndex()
+    answered(index, call(1, 2), A, KV)
+    awaited = index.on_sent(call(1, 2, 3, 4), B)
+    index.on_sent(call(1, 2, 3), A)
+    assert index.cached_tokens(call(1, 2, 3, 4)) == {A: 300, B: 400}
+    assert index.computed_tokens(call(1, 2, 3, 4)) == 200
+    index.on_answered(call(1, 2, 3, 4), B, KV, awaited)
+    assert index.computed_tokens(call(1, 2, 3, 4)) == 400
+    assert index.computed_tokens(call(1, 2, 3, 4, prompt=400)) == 399
+    assert index.computed_tokens(call(1, 9)) == 100
+    assert index.computed_tokens(call(9)) == index.computed_tokens(call()) == 0
+
+
+def test_a_session_without_hashes_is_computed_once_its_call_is_answered() -> None:
+    index = prefix_index.PrefixIndex()
+    first = call(session="s", prompt=500, output=20)
+    awaited = index.on_sent(first, A)
+    assert index.computed_tokens(call(session="s", prompt=800)) == 0
+    index.on_answered(first, A, KV, awaited)
+    assert index.computed_tokens(call(session="s", prompt=800)) == 520
+    assert index.computed_tokens(call(session="s", prompt=300)) == 299
+
+
 def test_the_last_token_of_a_prompt_is_always_computed() -> None:
     index = prefix_index.PrefixIndex()
     answered(index, call(1, 2, prompt=200), A, KV)

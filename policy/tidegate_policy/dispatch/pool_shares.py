@@ -356,12 +356,14 @@ class PoolShares:
         return held
 
     def _prompt_seconds(self, call: Call) -> PromptSeconds:
-        """What the prompt of a call costs an engine. One that has a part of it computes the rest."""
+        """What the prompt of a call costs an engine. One that has computed a part of it computes the rest. A part that
+        another call is computing there counts: whichever calls start before it is computed compute it too."""
         if call.id != self._priced:
             cost, self._held_tokens = self._engines.prompt_seconds(call.prompt_tokens), 0
             if cost.work > SHORT_S and self._prefixes is not None and (cached := self._prefixes.cached_tokens(call)):
                 self._held_tokens = max(cached.values())
-                cost = self._engines.prompt_seconds(call.prompt_tokens, self._held_tokens)
+                if computed := self._prefixes.computed_tokens(call):
+                    cost = self._engines.prompt_seconds(call.prompt_tokens, computed)
             self._priced, self._price = call.id, cost
         return self._price
 

@@ -108,6 +108,19 @@ class PrefixIndex:
             found[names[bit]] = tokens
         return found
 
+    def computed_tokens(self, call: Call) -> int:
+        """Prompt tokens of `call` that some engine has computed. Of `cached_tokens` these are the ones that a call finds
+        which starts now: the others are computed by calls that have no answer yet."""
+        most = call.prompt_tokens - 1
+        if not call.blocks:
+            key = _session_key(call)
+            found = [record.entries.get(key, 0.0) for record in self._records.values()] if call.session else []
+            return min(round(max(found, default=0.0)), most)
+        depth = 0
+        for bit in _bits(self._holders.get(call.blocks[0], 0)):
+            depth = max(depth, _depth(call.blocks, self._records[self._names[bit]].entries))
+        return min(int(depth * call.block_tokens), most)
+
     def on_sent(self, call: Call, engine: EngineId) -> tuple[Key, ...]:
         """The call went to the engine. Returns the blocks that it awaits, for `on_answered` or `on_unanswered`."""
         if not self._max_entries:
@@ -265,6 +278,18 @@ def _is_unshared(key: Key) -> bool:
 
 def _session_key(call: Call) -> Key:
     return (call.model, call.tenant, call.session or "")
+
+
+def _depth(blocks: tuple[int, ...], entries: Mapping[Key, float]) -> int:
+    """How many of the leading blocks are entries. Later blocks of a prompt are forgotten before earlier ones."""
+    low, high = 0, len(blocks)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if blocks[middle - 1] in entries:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _bits(mask: int) -> Iterable[int]:
