@@ -69,6 +69,23 @@ def test_a_prompt_whose_beginning_is_still_being_computed_counts_as_a_long_one()
     assert not made._out[CallId("other")].item.call.ahead
 
 
+def test_a_prompt_whose_beginning_another_engine_has_computed_counts_as_a_long_one_where_it_goes() -> None:
+    made, alike = gate(40.0), {"prompt_tokens": 4000, "blocks": (1, 2, 3), "block_tokens": 1300.0}
+    other = frozenset({EngineId("e1")})
+    made.on_arrival(0.0, of("chat", "before"))
+    made.on_arrival(1.0, of("documents", "first", **alike), FIRST)
+    made.on_first_token(1.5, CallId("first"))
+    made.on_arrival(1.5, of("documents", "long", prompt_tokens=4000))
+    ahead = {}
+    for name, only in (("warm", FIRST), ("cold", other)):
+        (sent,) = made.on_arrival(1.6, of("chat", name, **alike), only)
+        ahead[name] = sent.call.ahead
+    assert ahead == {"warm": True, "cold": False}
+    made.on_first_token(1.7, CallId("long"))
+    (sent,) = made.on_arrival(1.7, of("documents", "short"))
+    assert sent.call.ahead, "the prompt that went to the other engine is a long one of the chat"
+
+
 def test_long_prompts_that_enter_at_another_gateway_count_too() -> None:
     made, other = gate(40.0), gate(40.0)
     for each in (made, other):

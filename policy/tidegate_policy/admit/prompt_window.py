@@ -118,6 +118,10 @@ class PoolPrompts:
         """A call of the tenant with this window enters, unless it is `remove`d again."""
         seconds = self.seconds(call)
         window.add(now, call.id, seconds)
+        self.count(now, call, seconds)
+
+    def count(self, now: float, call: Call, seconds: PromptSeconds) -> None:
+        """A call that has entered counts for all, if its prompt is long and does not yield."""
         if seconds.work > LONG_S and not call.yields:
             self._long.add(now, call.id, seconds)
             self._under_way[call.id] = call.tenant, now + SLOWED_TIMES * seconds.alone

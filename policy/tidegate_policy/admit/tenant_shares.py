@@ -75,7 +75,7 @@ class TenantShares:
         tenants that compete; there tenants have no more than their max-min shares, but one call each."""
         headroom = shared is None
         self._limits, self._memory = limits, memory
-        self._prompts = prompt_window.PoolPrompts(prompts if bounded else prompt_window.FREE)
+        self.prompts = prompt_window.PoolPrompts(prompts if bounded else prompt_window.FREE)
         self._places = pool_places.PoolPlaces(shared or limits)
         self._headroom, self._floods_part = (HEADROOM, FLOODS_PART) if headroom else (0.0, 1.0)
         self._least, self._full_at = (LEAST_PLACES, 0.0) if headroom else (0, 1.0 - MARGIN)
@@ -164,7 +164,7 @@ class TenantShares:
         tenant = self._known(item.call.tenant)
         demand_s = self._places.work_s(item.service_s * item.call.sequences) if demand_s is None else demand_s
         if demand_s is not None:
-            work_s = max(demand_s, self._prompts.seconds(item.call).work / self._prompts.engines(now))
+            work_s = max(demand_s, self.prompts.seconds(item.call).work / self.prompts.engines(now))
             tenant.sent_s, tenant.sent_at_s = tenant.rate(now) * LATE_S + work_s, now
             if tenant.keeps != self._keeps(now, tenant):
                 self._bounds_hold = False
@@ -213,12 +213,12 @@ class TenantShares:
     def load(self, now: float) -> PoolLoad:
         """What the tenants have at this gateway, those that want the most. The caller tells the others."""
         loads = {name: tenant.load(now) for name, tenant in self._tenants.items()}
-        return told(loads, self._places.shown, self._prompts.tenants(now))
+        return told(loads, self._places.shown, self.prompts.tenants(now))
 
     def on_others(self, now: float, load: PoolLoad, gateways: int) -> None:
         """What the tenants have at the other gateways. These tenants compete here too. The pool has so many gateways."""
         loads = load.tenants
-        self._prompts.gateways, self._prompts.elsewhere, self._places.told = gateways, load.long_prompts, load.places
+        self.prompts.gateways, self.prompts.elsewhere, self._places.told = gateways, load.long_prompts, load.places
         if not loads and not self._others_have:
             return
         self._others_have = bool(loads)
@@ -272,8 +272,8 @@ class TenantShares:
         tenant.sequences += item.call.sequences
         self._sequences += item.call.sequences
         self._tokens += tenant.memory.add(item.call)
-        self._prompts.add(now, tenant.prompts, item.call)
-        self._prompts.take_turn(tenant.prompts, tenant.weight, item.call.id)
+        self.prompts.add(now, tenant.prompts, item.call)
+        self.prompts.take_turn(tenant.prompts, tenant.weight, item.call.id)
         self._wants(tenant)
 
     def on_first_token(self, call: Call) -> bool:
@@ -281,7 +281,7 @@ class TenantShares:
         tenant = self._tenants.get(call.tenant)
         if tenant is None:
             return False
-        counted, counted_for_all = self._prompts.remove(tenant.prompts, call.id)
+        counted, counted_for_all = self.prompts.remove(tenant.prompts, call.id)
         return (counted and tenant.waiting > 0) or (counted_for_all and self._held > 0)
 
     def leave(self, call: Call) -> None:
@@ -332,7 +332,7 @@ class TenantShares:
                 self._count_held(tenant, -1)
                 free -= tenant.places_of(item.call)
                 item = self.marked(now, item)
-                self._prompts.add(now, tenant.prompts, item.call)
+                self.prompts.add(now, tenant.prompts, item.call)
                 items.append(item)
         return items
 
@@ -341,14 +341,14 @@ class TenantShares:
         call, yields, (bounds, floods) = item.call, self._yields(now, item.call), self._bounds(now)
         keeps = not yields and self._known(call.tenant).keeps
         owed = (keeps and bool(floods)) or (not yields and self.is_owed(now, call.tenant))
-        ahead = keeps and not owed and len(bounds) > 1 and self._prompts.are_ahead_of(now, call)
+        ahead = keeps and not owed and len(bounds) > 1 and self.prompts.are_ahead_of(now, call)
         if (call.yields, call.owed, call.ahead) == (yields, owed, ahead):
             return item
         return replace(item, call=replace(call, yields=yields, owed=owed, ahead=ahead))
 
     def withdraw(self, call: Call) -> None:
         """A call that `release` gave out does not enter."""
-        self._prompts.remove(self._known(call.tenant).prompts, call.id)
+        self.prompts.remove(self._known(call.tenant).prompts, call.id)
 
     def places_of_sequence(self, name: str) -> float:
         """Places that each sequence of a tenant takes here; 1, or more if its calls take more of the KV memory."""
@@ -363,11 +363,11 @@ class TenantShares:
     def _is_idle(self, tenant: TenantRecord) -> bool:
         """Whether places of the pool are free, whatever the tenant may have gained at other gateways."""
         free = self.places - max(self._sequences, math.ceil(self._tokens / self._place_tokens)) - self._elsewhere
-        return tenant.free(free + tenant.has, self._prompts.gateways) > 0.0
+        return tenant.free(free + tenant.has, self.prompts.gateways) > 0.0
 
     def _free(self, tenant: TenantRecord, bound: float) -> float:
         """Places that the tenant may take beyond those that it has; one at least if it has none."""
-        free = tenant.free(bound, self._prompts.gateways)
+        free = tenant.free(bound, self.prompts.gateways)
         return free if tenant.sequences or free >= 1.0 else 1.0
 
     def _yields(self, now: float, call: Call) -> bool:
@@ -375,15 +375,15 @@ class TenantShares:
         bounds, flooding = self._bounds(now)
         exceeds = self._some_keep and not self._known(call.tenant).keeps
         long_s = prompt_window.LONG_S if exceeds else prompt_window.VERY_LONG_S
-        return call.tenant in flooding or (len(bounds) > 1 and self._prompts.seconds(call).work > long_s)
+        return call.tenant in flooding or (len(bounds) > 1 and self.prompts.seconds(call).work > long_s)
 
     def _has_prompts(self, now: float, tenant: TenantRecord, call: Call, *, floods: bool = False) -> bool:
         """Whether engines have enough prompts to compute before this one."""
         if self._is_the_only_one:
             return False
-        if self._prompts.is_full(now, tenant.prompts, floods=floods):
+        if self.prompts.is_full(now, tenant.prompts, floods=floods):
             return True
-        return not self._prompts.has_turn(now, call) and not self._yields(now, call)
+        return not self.prompts.has_turn(now, call) and not self._yields(now, call)
 
     def _releasable(self, now: float, bounds: dict[str, float], flooding: Collection[str]) -> list[str]:
         """The tenants with held calls and free places, those that want the least for their weight first."""
@@ -392,7 +392,7 @@ class TenantShares:
         found = [name for name in waiting if self._free(tenants[name], bounds[name]) > full]
         if len(found) > 1 and self._bounds_hold:  # the bounds may be older than the order
             found = by_wants(tenants, [name for name in tenants if name in found])
-        return sorted(found, key=lambda name: self._prompts.turn_s(tenants[name].prompts))
+        return sorted(found, key=lambda name: self.prompts.turn_s(tenants[name].prompts))
 
     def _bounds(self, now: float) -> tuple[dict[str, float], Collection[str]]:
         """Places of each active tenant, and the tenants that flood the pool while others keep to their parts. Those of many

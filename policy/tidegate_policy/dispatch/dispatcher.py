@@ -431,7 +431,7 @@ class Dispatcher:
             call, chosen.id, price.charge, waited.attempt, item, frozenset(waited.avoid), waited.only, awaited
         )
         self._rule.on_sent(now, call, chosen.id)
-        self.tenants.on_sent(now, item, chosen.id)
+        call = self.tenants.on_sent(now, item, chosen.id)
         return Send(call=call, decision=decision, attempt=waited.attempt, cached_tokens=chosen.cached_tokens)
 
     def _look_up(self, call: Call, engines: Sequence[RoutableEngine]) -> None:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from tidegate_policy.admit.prompt_window import PromptCosts, PromptSeconds
+from tidegate_policy.admit.prompt_window import LONG_S, PromptCosts, PromptSeconds
 from tidegate_policy.admit.tenant_load import NO_LOAD, PoolLoad, TenantLoad
 from tidegate_policy.admit.tenant_shares import ACTIVE_S, TenantShares
 from tidegate_policy.dispatch.call_records import Out
@@ -232,10 +232,22 @@ class PoolShares:
             part.leave(call)  # it may have been held by the whole pool
             del part.entered[call.id]
 
-    def on_sent(self, now: float, item: QueuedRequest, engine: EngineId) -> None:
-        """The call goes to the engine."""
+    def on_sent(self, now: float, item: QueuedRequest, engine: EngineId) -> Call:
+        """The call goes to the engine. Returns it as the engine gets it: a call goes before no others if this engine has to
+        compute a long part of its prompt, which another engine has computed."""
         for part in self._parts.values():
             part.on_sent(now, item, engine)
+        call = item.call
+        if not self._bounded or self._prefixes is None:
+            return call
+        if self._prompt_seconds(call).work > LONG_S or not self._held_tokens:
+            return call  # it is long already, or no part of it counts as computed
+        computed = self._prefixes.computed_tokens_at(engine, call)
+        seconds = self._engines.prompt_seconds(call.prompt_tokens, computed)
+        if seconds.work <= LONG_S:
+            return call
+        self._whole.prompts.count(now, call, seconds)
+        return replace(call, ahead=False)
 
     def on_back(self, call: Call, engine: EngineId) -> None:
         """The call has left the engine."""

@@ -111,15 +111,17 @@ class PrefixIndex:
     def computed_tokens(self, call: Call) -> int:
         """Prompt tokens of `call` that some engine has computed. Of `cached_tokens` these are the ones that a call finds
         which starts now: the others are computed by calls that have no answer yet."""
-        most = call.prompt_tokens - 1
-        if not call.blocks:
-            key = _session_key(call)
-            found = [record.entries.get(key, 0.0) for record in self._records.values()] if call.session else []
-            return min(round(max(found, default=0.0)), most)
-        depth = 0
-        for bit in _bits(self._holders.get(call.blocks[0], 0)):
-            depth = max(depth, _depth(call.blocks, self._records[self._names[bit]].entries))
-        return min(int(depth * call.block_tokens), most)
+        holders = self._holders.get(call.blocks[0] if call.blocks else _session_key(call), 0)
+        return max([self.computed_tokens_at(self._names[bit], call) for bit in _bits(holders)], default=0)
+
+    def computed_tokens_at(self, engine: EngineId, call: Call) -> int:
+        """Those that this engine has computed."""
+        record, most = self._records.get(engine), call.prompt_tokens - 1
+        if record is None:
+            return 0
+        if call.blocks:
+            return min(int(_depth(call.blocks, record.entries) * call.block_tokens), most)
+        return min(round(record.entries.get(_session_key(call), 0.0)), most) if call.session else 0
 
     def on_sent(self, call: Call, engine: EngineId) -> tuple[Key, ...]:
         """The call went to the engine. Returns the blocks that it awaits, for `on_answered` or `on_unanswered`."""
