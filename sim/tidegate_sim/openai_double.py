@@ -222,11 +222,14 @@ def _whole(parsed: sim_request.SimRequest, texts: list[str]) -> dict[str, object
 async def _events(
     parsed: sim_request.SimRequest, head: dict[str, object], words: AsyncIterator[tuple[int, str]]
 ) -> AsyncIterator[bytes]:
-    """The events of a stream in vLLM's form: choices alternate, and each choice ends with its own reason."""
+    """The events of a stream in vLLM's form: choices alternate, and each choice ends with its own reason. Nothing comes
+    before the first token, not even the roles."""
     left = [parsed.output_tokens] * len(parsed.calls)
-    for index in range(len(left) if parsed.chat else 0):
-        yield _event(head, _choice(index, {"delta": {"role": "assistant", "content": ""}}, None))
+    begun = not parsed.chat
     async for index, word in words:
+        for each in range(0 if begun else len(left)):
+            yield _event(head, _choice(each, {"delta": {"role": "assistant", "content": ""}}, None))
+        begun = True
         first = left[index] == parsed.output_tokens
         delta: dict[str, object] = {"delta": _said(parsed, word, index, first=first)} if parsed.chat else {"text": word}
         yield _event(head, _choice(index, delta, None))

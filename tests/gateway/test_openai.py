@@ -259,3 +259,18 @@ async def test_a_stream_of_responses_that_breaks_off_ends_with_an_error_event(up
         assert last.startswith(b"event: error\ndata: ")
         error = orjson.loads(last.partition(b"data: ")[2])
         assert (error["type"], error["code"]) == ("error", "engine_failed")
+
+
+async def test_a_response_whose_engine_fails_before_its_first_token_goes_to_another_engine(up: Any) -> None:
+    """vLLM sends `response.created` before it has computed the prompt, so that event is no first token."""
+    async with fake_engine.engine(tokens=5) as broken, fake_engine.engine(tokens=5) as whole:
+        broken.break_after = 0
+        async with up(broken, whole) as client, client.openai() as api:
+
+            async def events(number: int) -> list[str]:
+                stream = await api.responses.create(model="fake", input=f"hello {number}", stream=True)
+                return [event.type async for event in stream]
+
+            for found in await asyncio.gather(*[events(number) for number in range(6)]):
+                assert found[::6] == ["response.created", "response.completed"]
+        assert broken.served

@@ -23,6 +23,8 @@ TEMPLATE_TOKENS = 2048
 """Tokens that a chat template adds to a prompt at most. Every other token of a text has a byte of the body at least."""
 MEDIA_TOKENS = 32_768
 """Tokens of an image or a sound at most. At an address it has few bytes and many tokens."""
+LONGEST_BEGINNING = 4 * 2**20
+"""Bytes of a stream before its first token. `response.created` repeats fields of the request."""
 LARGE_BYTES = 1024 * 1024
 """Of an answer that is not streamed; the bytes of larger ones are bounded in sum."""
 
@@ -136,7 +138,14 @@ class EngineClient:
             raise error_table.EngineTrouble("the engine did not answer a streamed call with a stream")
         tap = event_stream.Tap(dialect, meter, wants_usage=request.wants_usage)
         reply = Reply(connection, tap=tap, meter=meter)
-        reply.first = await reply.next_block()
+        blocks = [await reply.next_block()]
+        left = LONGEST_BEGINNING
+        while dialect.named and not (meter.tokens or meter.done or meter.failed):
+            left -= len(blocks[-1])  # `response.created` comes before the prompt is computed
+            if left < 0:
+                raise error_table.EngineTrouble("the engine's stream is garbled: too much before the first token")
+            blocks.append(await reply.next_block())
+        reply.first = b"".join(blocks)
         if meter.failed:
             raise error_table.EngineTrouble("the engine began its answer with an error")
         return reply
