@@ -41,7 +41,7 @@ class History:
 
     def releases(self, now: float, engines: int) -> list[Call]:
         self.begin()
-        prompts = self.shares._prompts
+        prompts = self.shares.prompts
         prompts.seconds, prompts._engines = (lambda call: PromptSeconds(1.0, 1.0)), (lambda now: engines)
         items = self.shares.release(now)
         for item in items:

@@ -69,7 +69,7 @@ def entered(
 def entering(shares: TenantShares, now: float, *, engines: int = 1000, prompt_s: float = 1.0) -> list[QueuedRequest]:
     """The calls that enter now."""
     costs = PromptCosts(seconds=lambda call: PromptSeconds(prompt_s, prompt_s), engines=lambda now: engines)
-    shares._prompts = PoolPrompts(costs)
+    shares.prompts = PoolPrompts(costs)
     return shares.release(now)
 
 
