@@ -78,6 +78,7 @@ async def test_settings_that_need_a_restart_are_named_when_the_file_changes_them
     path = tmp_path / "gateway.yaml"
     async with up(engine, limits={"connections": 10}) as client:  # as if the open files of the process had bounded them
         reload = settings_reload.SettingsReload(path, client.gateway, environment={})
+        caplog.clear()  # of what the gateway says at its start
         write(path, limits={"connections": 10_000})
         await reload.reload()
         assert not caplog.messages

@@ -208,6 +208,8 @@ class Load:
         self._session = session
         self.served = 0
         self.failures = Counter()
+        self._numbers = itertools.count()
+        """Of the prompts, so that no two begin alike and each is computed."""
 
     async def run(self, *, clients=9, pause_s=0.3):
         """Until cancelled."""
@@ -227,7 +229,8 @@ class Load:
             await asyncio.sleep(pause_s)
 
     async def _call(self, address, *, stream, tokens):
-        body = {"model": "demo", "prompt": "tide " * 100, "max_tokens": tokens, "stream": stream}
+        prompt = f"{next(self._numbers)} " + "tide " * 100
+        body = {"model": "demo", "prompt": prompt, "max_tokens": tokens, "stream": stream}
         try:
             async with self._session.post(f"http://{address}:8000/v1/completions", json=body) as answer:
                 text = await answer.text()
