@@ -53,6 +53,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--regulators", default="", metavar="NAMES", help="regulators of each step, by commas")
     made.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="run X times as fast as the profile")
     made.add_argument(
+        "--prefix-cache", action="store_true", help="computes the equal beginning of two prompts once, as vLLM does"
+    )
+    made.add_argument(
         "--shutdown-timeout",
         type=_shutdown_timeout,
         default=DRAIN_S,
@@ -101,7 +104,10 @@ async def _serve(options: argparse.Namespace, model: cost.CostModel) -> None:
     loop = asyncio.get_running_loop()
     profile = tidegate_profiles.short(options.profile)
     engine = realtime.RealtimeEngine(
-        model, policy=options.policy, regulators=regulators.create(engine_settings.names(options.regulators))
+        model,
+        policy=options.policy,
+        regulators=regulators.create(engine_settings.names(options.regulators)),
+        prefix_cache=options.prefix_cache,
     )
     simulated = openai_double.SimulatedEngine(
         engine,

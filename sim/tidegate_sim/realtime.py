@@ -34,8 +34,8 @@ class _Stream:
 class _Scheduler(fast_plugin.FastPlugin):
     """Steps count with the durations that the cost model gives: those on the clock depend on the machine's load."""
 
-    def __init__(self, cost: CostModel, *, policy: str, regulators: Sequence[Regulator]) -> None:
-        super().__init__(cost, policy=policy, clock=time.monotonic, regulators=regulators)
+    def __init__(self, cost: CostModel, *, policy: str, regulators: Sequence[Regulator], prefix_cache: bool) -> None:
+        super().__init__(cost, policy=policy, clock=time.monotonic, regulators=regulators, prefix_cache=prefix_cache)
         self.kv.keys = fast_kv_cache.HashedKeys()
         self._cost = cost
         self.context = min(LONGEST_CONTEXT, self.kv.blocks * engine_limits.BLOCK_TOKENS)
@@ -45,13 +45,18 @@ class _Scheduler(fast_plugin.FastPlugin):
 
 
 class RealtimeEngine:
-    """Calls go in, paced tokens come out. Its prefix cache finds equal prompts, and no answer in a later prompt."""
+    """Calls go in, paced tokens come out. A prefix cache finds equal prompts, and no answer in a later prompt."""
 
     def __init__(
-        self, cost: CostModel, *, policy: str = policies.DEFAULT, regulators: Sequence[Regulator] = ()
+        self,
+        cost: CostModel,
+        *,
+        policy: str = policies.DEFAULT,
+        regulators: Sequence[Regulator] = (),
+        prefix_cache: bool = False,
     ) -> None:
         self.cost = cost
-        self._scheduler = _Scheduler(cost, policy=policy, regulators=regulators)
+        self._scheduler = _Scheduler(cost, policy=policy, regulators=regulators, prefix_cache=prefix_cache)
         self._streams: dict[str, _Stream] = {}
         self._work = asyncio.Event()
         self.looked_up_tokens = 0

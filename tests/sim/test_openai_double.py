@@ -39,7 +39,7 @@ class Rig:
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
-    engine = realtime.RealtimeEngine(COST, policy="fcfs")
+    engine = realtime.RealtimeEngine(COST, policy="fcfs", prefix_cache=True)
     app = openai_double.SimulatedEngine(
         engine, openai_double.Identity(model="m", profile="test", adapters=("adapter",))
     ).app
