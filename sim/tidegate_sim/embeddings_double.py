@@ -8,7 +8,7 @@ import base64
 import hashlib
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +30,8 @@ class EmbeddingRequest:
     """The JSON of each text or list of token ids."""
     calls: tuple[Call, ...]
     """The work of each input: its prompt, and the one step that ends it."""
-    contents: tuple[tuple[Prefix, ...], ...]
-    """The content of each input."""
+    contents: tuple[Iterator[Prefix], ...]
+    """The content of each input, to be read once."""
     dimensions: int
     in_base64: bool
 
@@ -52,7 +52,7 @@ def parse(body: bytes, *, models: Sequence[str]) -> EmbeddingRequest:
         model=model,
         inputs=tuple(map(orjson.dumps, texts)),
         calls=sim_request.calls_of(fields, lengths, max_tokens=1),
-        contents=tuple(sim_request.contents_of(fields, model, texts)),
+        contents=sim_request.contents_of(fields, model, texts),
         dimensions=dimensions,
         in_base64=encoding == "base64",
     )

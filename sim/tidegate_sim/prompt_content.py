@@ -12,13 +12,9 @@ CHARACTERS_A_TOKEN = 4
 _POSITIVE = 2**62 - 1
 
 
-def of(prompt: str | list[int], salt: Hashable) -> tuple[Prefix, ...]:
-    """The runs of a text or of token ids."""
+def of(prompt: str | list[int], salt: Hashable) -> Iterator[Prefix]:
+    """The runs of a text or of token ids, found as they are read: an engine without a prefix cache reads none."""
     size = BLOCK_TOKENS if isinstance(prompt, list) else BLOCK_TOKENS * CHARACTERS_A_TOKEN
-    return tuple(_runs(prompt, size, salt))
-
-
-def _runs(prompt: str | list[int], size: int, salt: Hashable) -> Iterator[Prefix]:
     for begin in range(0, len(prompt) - size + 1, size):
         block = prompt[begin : begin + size]
         content = block if isinstance(block, str) else tuple(block)

@@ -7,7 +7,7 @@ protocol are real. For experiments use `virtual_engine`, which runs vLLM's own s
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
 from tidegate_policy import policies
@@ -86,7 +86,7 @@ class RealtimeEngine:
         return self._scheduler.kv.usage
 
     async def generate(
-        self, calls: Sequence[Call], output_tokens: int, contents: Sequence[Sequence[engine_limits.Prefix]]
+        self, calls: Sequence[Call], output_tokens: int, contents: Sequence[Iterable[engine_limits.Prefix]]
     ) -> AsyncIterator[tuple[int, int]]:
         """Runs the choices of one request side by side, each as a call of its own with the content of its prompt. Yields,
         at each token, the index of its choice and the number of tokens of this choice so far. Closing the iterator aborts
@@ -125,7 +125,7 @@ class RealtimeEngine:
                 await asyncio.sleep(max(-late_s, 0.0))
             self._deliver(step)
 
-    def _enter(self, call: Call, output_tokens: int, content: Sequence[engine_limits.Prefix], stream: _Stream) -> None:
+    def _enter(self, call: Call, output_tokens: int, content: Iterable[engine_limits.Prefix], stream: _Stream) -> None:
         request = self._scheduler.request(
             call.id, call.prompt_tokens, output_tokens, content, arrived_at_s=time.monotonic()
         )

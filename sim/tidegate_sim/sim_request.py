@@ -6,7 +6,7 @@ all others. It rejects the bodies that vLLM rejects.
 
 import asyncio
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +32,8 @@ class SimRequest:
     model: str
     calls: tuple[Call, ...]
     """One for each choice of the answer: `n` for the first prompt, `n` for the second, and so on."""
-    contents: tuple[tuple[Prefix, ...], ...]
-    """The content of the prompt of each call."""
+    contents: tuple[Iterator[Prefix], ...]
+    """The content of the prompt of each call, to be read once."""
     output_tokens: int
     """Tokens of each choice."""
     prompt_tokens: int
@@ -79,7 +79,7 @@ def parse(body: bytes, *, chat: bool, models: Sequence[str]) -> SimRequest:
     return SimRequest(
         model=model,
         calls=calls_of(fields, [length for length in lengths for _ in range(choices)], max_tokens=output_tokens),
-        contents=tuple(content for content in contents_of(fields, model, texts) for _ in range(choices)),
+        contents=contents_of(fields, model, [text for text in texts for _ in range(choices)]),
         output_tokens=output_tokens,
         prompt_tokens=sum(lengths),
         chat=chat,
@@ -140,10 +140,10 @@ def prompts_of(prompt: Any) -> list[Any]:
     return prompt if isinstance(prompt, list) and not is_ids(prompt) else [prompt]
 
 
-def contents_of(fields: dict[str, Any], model: str, prompts: Iterable[str | list[int]]) -> list[tuple[Prefix, ...]]:
+def contents_of(fields: dict[str, Any], model: str, prompts: Iterable[str | list[int]]) -> tuple[Iterator[Prefix], ...]:
     """The content of each prompt, as the prefix cache of an engine with this model compares it."""
     salt = (model, orjson.dumps(fields.get("cache_salt")), orjson.dumps(fields.get("tools")))
-    return [prompt_content.of(prompt, salt) for prompt in prompts]
+    return tuple([prompt_content.of(prompt, salt) for prompt in prompts])
 
 
 def prompt_lengths(prompt: object, name: str = "prompt") -> list[int]:

@@ -12,17 +12,14 @@ PROGRAMS = sorted(
 )
 
 
-@pytest.mark.parametrize("program", [path for path in PROGRAMS if path.name != "engine"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(path, id=path.name, marks=[pytest.mark.vllm] if path.name == "engine" else []) for path in PROGRAMS],
+)
 def test_a_benchmark_starts_and_tells_its_options(program: pathlib.Path) -> None:
     told = subprocess.run([sys.executable, program, "--help"], capture_output=True, text=True, timeout=300)
     assert told.returncode == 0, told.stderr
     assert told.stdout.startswith(f"usage: {program.name}")
-
-
-@pytest.mark.vllm
-def test_the_benchmark_of_the_engine_starts() -> None:
-    told = subprocess.run([sys.executable, FOLDER / "engine", "--help"], capture_output=True, text=True, timeout=300)
-    assert told.returncode == 0, told.stderr
 
 
 def test_the_programs_are_found() -> None:
