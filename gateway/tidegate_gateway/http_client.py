@@ -30,8 +30,10 @@ HEAD_BYTES = 64 * 1024
 TURN_BYTES = 8 * 1024
 """A connection that brings more at once reads on in turn with the others that do, so that engines which send much, or much
 that is dear to read, hold up nothing else."""
-UNREAD_BYTES = 16 * 1024
-"""Bytes of an answer that wait for their reader before the connection stops reading."""
+UNREAD_BYTES = 8 * 1024
+"""So many bytes of an answer may wait for their reader while the connection reads on."""
+READ_BYTES = 16 * 1024
+"""What is read of a connection at once, and what the kernel keeps of it."""
 UNREACHABLE = frozenset((errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH))
 """Errors that show that nobody listens at an address."""
 SENT_AS_IS = "/%?&=+,;:@!$'()*~[]"
@@ -46,10 +48,11 @@ class NotReachable(ConnectionLost):
     """The port refuses connections, or no address has it."""
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """One connection to a server. `send`, then `read` until it gives b"", then `release`; or `close` at any time."""
 
     __slots__ = (
+        "_arrived",
         "_ended",
         "_frame_bytes",
         "_framed",
@@ -75,10 +78,13 @@ class Connection(asyncio.Protocol):
         self,
         on_idle: Callable[["Connection"], None],
         turns: reading_turns.ReadingTurns,
-        kernel_bytes: int = UNREAD_BYTES,
+        arrived: memoryview,
+        kernel_bytes: int,
     ) -> None:
-        """`on_idle` takes the connection back when it can carry another request."""
+        """`on_idle` takes the connection back when it can carry another request. All connections of an event loop share
+        `arrived`, what the kernel has just given: the parser copies the parts of a body out of it."""
         self._turns = turns
+        self._arrived = arrived
         self._kernel_bytes = kernel_bytes
         self._in_line = False
         self.busy = False
@@ -155,12 +161,15 @@ class Connection(asyncio.Protocol):
         # Otherwise one read could bring 256 KiB of a stream whose client is slow.
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._kernel_bytes)
 
-    def data_received(self, data: bytes) -> None:
-        self._frame_bytes += len(data)
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._arrived
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._frame_bytes += nbytes
         try:
             if not self.busy or self._ended:
                 raise ConnectionLost("it sent bytes that belong to no request")
-            self._parser.feed_data(data)
+            self._parser.feed_data(self._arrived[:nbytes])
             if self._frame_bytes > HEAD_BYTES:
                 raise ConnectionLost(f"its answer has {HEAD_BYTES} bytes without a byte of its body")
         except httptools.HttpParserError:
@@ -169,7 +178,7 @@ class Connection(asyncio.Protocol):
             self._lose(error)
         if self._waiter is not None:
             self._wake()
-        if len(data) > TURN_BYTES and not self._in_line and self._transport is not None and self._lost is None:
+        if nbytes > TURN_BYTES and not self._in_line and self._transport is not None and self._lost is None:
             self._in_line = True
             self._transport.pause_reading()
             self._turns.join(self._read_on)
@@ -250,11 +259,12 @@ class Connection(asyncio.Protocol):
 class Connections:
     """The connections to all servers."""
 
-    def __init__(self, *, connect_s: float, kernel_bytes: int = UNREAD_BYTES) -> None:
+    def __init__(self, *, connect_s: float, kernel_bytes: int = READ_BYTES) -> None:
         """`kernel_bytes` of an answer wait in the kernel; more of them let a distant server send faster."""
         self._connect_s = connect_s
         self._kernel_bytes = kernel_bytes
         self._turns = reading_turns.ReadingTurns()
+        self._arrived = memoryview(bytearray(READ_BYTES))
         self._idle: dict[str, collections.deque[Connection]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._tls: ssl.SSLContext | None = None
@@ -323,7 +333,7 @@ class Connections:
         try:
             async with asyncio.timeout(self._connect_s):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(idles, self._turns, self._kernel_bytes),
+                    lambda: Connection(idles, self._turns, self._arrived, self._kernel_bytes),
                     where.hostname or "",
                     where.port or (443 if secure else 80),
                     ssl=self._tls if secure else None,

@@ -229,14 +229,14 @@ async def test_engines_that_send_much_are_read_in_turns(
     pool: http_client.Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = event_loop_turns.Turns()
-    received = http_client.Connection.data_received
+    received = http_client.Connection.buffer_updated
 
-    def counted(self: http_client.Connection, data: bytes) -> None:
-        if len(data) > http_client.TURN_BYTES:
+    def counted(self: http_client.Connection, nbytes: int) -> None:
+        if nbytes > http_client.TURN_BYTES:
             turns.add()
-        received(self, data)
+        received(self, nbytes)
 
-    monkeypatch.setattr(http_client.Connection, "data_received", counted)
+    monkeypatch.setattr(http_client.Connection, "buffer_updated", counted)
     answers, piece = 20, b"1\r\nx\r\n" * 50_000
     async with engine(CHUNKED, piece, b"0\r\n\r\n") as serving, event_loop_turns.running(turns):
         found = await asyncio.gather(*(asked(pool, serving.url) for _ in range(answers)))
