@@ -36,6 +36,9 @@ from tidegate_gateway.workflows import call_ends
 
 logger = logging.getLogger("tidegate.gateway")
 
+FULL_COLLECTION = 100
+"""Collections of the younger objects before all are looked at. By default it is ten: while a burst of calls makes a million
+objects, each such pause is longer than the one before, up to a quarter of a second, and there are ten of them."""
 SWITCH_S = 0.0005
 """How long a thread that decodes a large message holds up the event loop."""
 
@@ -68,6 +71,7 @@ async def run(settings: gateway_settings.Settings, *, file: pathlib.Path | None 
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
         gc.collect()
         gc.freeze()  # what a start leaves stays; a full collection would pause all clients for tens of milliseconds
+        gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTION)
         sys.setswitchinterval(SWITCH_S)
         logger.info("gateway listens on %s (gRPC %s, admin %s)", bound.http, bound.grpc, bound.admin)
         await stopped.wait()

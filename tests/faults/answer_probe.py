@@ -32,8 +32,17 @@ async def probed(url: str, path: pathlib.Path) -> AsyncIterator[None]:
             await child.wait()
 
 
+def times_s(path: pathlib.Path) -> list[float]:
+    """How long the answers took."""
+    return [took_s for _, took_s in _answers(path)]
+
+
 def longest_s(path: pathlib.Path, first_s: float, last_s: float) -> float:
     """The longest answer of those that began or ended between two instants."""
+    return max(took_s for began_s, took_s in _answers(path) if began_s <= last_s and began_s + took_s >= first_s)
+
+
+def _answers(path: pathlib.Path) -> list[tuple[float, float]]:
+    """When each answer began, and how long it took."""
     lines = [line.split() for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    answers = [(float(began_s), float(took_s)) for began_s, took_s in lines]
-    return max(took_s for began_s, took_s in answers if began_s <= last_s and began_s + took_s >= first_s)
+    return [(float(began_s), float(took_s)) for began_s, took_s in lines]

@@ -8,15 +8,19 @@ files allow.
 import asyncio
 import contextlib
 import os
+import pathlib
 import random
 import socket
 import statistics
+import time
 from typing import Any
 
 import affordable_files
+import answer_probe
 import grpc_peer
 import orjson
 import pytest
+import steady_calls
 
 from tidegate_gateway import fake_engine
 from tidegate_gateway.edge import grpc_messages
@@ -29,13 +33,18 @@ FILES_A_CALL, FILES_A_STREAM = 3, 2
 """A waiting call: the client's socket is in the test's process; the gateway needs one for the client and up to one for an
 engine. A stream: two sockets in the gateway, and two in the test's process, which has the client and the engine."""
 BEYOND = 50
-RUNNING, TOGETHER = 4, 200
+RUNNING, TOGETHER = 16, 200
 CALLS_OF_ADDRESS = 20_000
 """Connections from one loopback address, which has a port for each."""
 KIB = 1024
 STREAMS_A_CONNECTION = 1000
 FIELDS = 3
 """Of a message. The gateway counts memory for each."""
+URGENT, URGENT_S = (100, 10.0) if IS_FULL else (10, 0.5)
+"""Urgent calls that come while the others wait, and the time over which they come."""
+URGENT_CLASS = "urgent"
+ANSWER_S = 0.05
+"""What the engine takes for a call meanwhile, so that it ends 320 a second."""
 CANCEL = 8
 """The code with which HTTP/2 says that a stream is not wanted any more."""
 WAITING_KIB = 12
@@ -129,8 +138,22 @@ def body_of(characters: int) -> bytes:
     return orjson.dumps({"model": "fake", "prompt": "x" * characters, "max_tokens": 1})
 
 
-async def test_very_many_calls_wait_over_few_connections(rig: Any, until: Any, figure: Any, free_port: Any) -> None:
-    """Over gRPC a call takes no open file, so 100,000 of them wait on any machine."""
+async def first_token_of_urgent_s(rig: Any, url: str) -> float:
+    body = {"model": "fake", "prompt": "x", "max_tokens": 1, "stream": True}
+    sent_at_s = time.monotonic()
+    async with rig.http.post(url + "/v1/completions", json=body, headers={"x-tidegate-class": URGENT_CLASS}) as answer:
+        assert answer.status == 200
+        while not (await answer.content.readline()).startswith(b"data:"):
+            pass
+        first_s = time.monotonic() - sent_at_s
+        await answer.read()
+        return first_s
+
+
+async def test_very_many_calls_wait_over_few_connections(
+    rig: Any, until: Any, figure: Any, free_port: Any, tmp_path: pathlib.Path
+) -> None:
+    """Over gRPC a call takes no open file, so 100,000 of them wait on any machine. Urgent calls overtake them."""
     rng = random.Random(7)
     messages = [message_of(rng.randrange(20, 2000)) for _ in range(MOST + RUNNING)]
     bodies_bytes = round(sum(len(one) + FIELDS * grpc_messages.ENTRY_BYTES for one in messages) / ONE_TENANT)
@@ -145,7 +168,18 @@ async def test_very_many_calls_wait_over_few_connections(rig: Any, until: Any, f
             dispatch={"cap": RUNNING}, queue={"maxRequests": 2 * MOST, "ttl": "1h"},
             limits={"bodiesBytes": bodies_bytes},
             timeouts={"firstToken": "2h", "drain": "1s"},
+            policy={"name": "urgency"}, classes=[{"name": URGENT_CLASS, "ttft": "200ms"}],
         )  # fmt: skip
+
+        async def urgent() -> list[float]:
+            """The times to the first token of the urgent calls."""
+            return await steady_calls.made(
+                lambda: first_token_of_urgent_s(rig, gateway.url), count=URGENT, within_s=URGENT_S
+            )
+
+        engine.first_s = ANSWER_S
+        alone = await urgent()
+        engine.first_s = 3600
         before, opened = gateway.memory, list[tuple[grpc_peer.Peer, list[int]]]()
 
         async def waiting() -> float:
@@ -169,18 +203,28 @@ async def test_very_many_calls_wait_over_few_connections(rig: Any, until: Any, f
 
         await until(all_wait, 900)
         grown, configured = gateway.memory - before, MOST * WAITING_KIB * KIB + bodies_bytes
-        engine.first_s = 0.0
+        engine.first_s = ANSWER_S
         first, numbers = opened[0]
         for number in numbers[:RUNNING]:
             first.writer.write(h2.frame(h2.RST_STREAM, 0, number, CANCEL.to_bytes(4)))
+            await asyncio.sleep(ANSWER_S / RUNNING)  # so that not all places become free at the same instant
         del numbers[:RUNNING]
-
+        async with answer_probe.probed(gateway.url, tmp_path / "answers"):
+            beside = await urgent()
+        assert await waiting() > 0, "the urgent calls came while others waited"
+        engine.first_s = 0.0
         awaited = [peer.answers[number] for peer, numbers in opened for number in numbers]
         await until(lambda: all(answer.is_whole for answer in awaited), 900)
         done = sum(answer.head.get("grpc-status") == "0" for answer in awaited)
         figure(f"{MOST} calls that wait over gRPC: answered", str(done), goal="all", met=done >= MOST)
         figure(f"{MOST} calls that wait over gRPC: memory, share of the configured bytes", f"{grown / configured:.0%}",
                goal="at most 120%", met=grown <= TOLERANCE * configured)  # fmt: skip
+        alone_s, beside_s = (steady_calls.percentile(times, 0.95) for times in (alone, beside))
+        figure(f"{MOST} calls that wait over gRPC: TTFT p95 of urgent calls, alone and beside them, s",
+               f"{alone_s:.3f}, {beside_s:.3f}", goal="at most twice", met=beside_s <= 2 * alone_s)  # fmt: skip
+        health_s = steady_calls.percentile(answer_probe.times_s(tmp_path / "answers"), 0.99)
+        figure(f"{MOST} calls that wait over gRPC: /health p99, ms", f"{1000 * health_s:.0f}", goal="below 100",
+               met=health_s < 0.1)  # fmt: skip
         assert done >= MOST
         assert await waiting() == 0
 

@@ -63,14 +63,14 @@ async def test_a_flood_of_frames_that_bring_no_call_ends_the_connection(kind: st
                 sent = frame(http2_frames.SETTINGS, http2_frames.ACK, 0)
             case "late resets":
                 reset = frame(http2_frames.RST_STREAM, 0, 3, bytes(4))
-                sent = http2_peer.opened(3) * (number == 3) + reset * http2_connection.LATE
+                sent = http2_peer.opened(3) * (number == 3) + reset * frame_allowance.LATE
             case "empty data":
                 sent = frame(http2_frames.DATA, 0, 1)
             case "padded data":
                 sent = frame(http2_frames.DATA, http2_frames.PADDED, 1, b"\x01\x00")
             case "late data":
                 sent = http2_peer.opened(number) + frame(http2_frames.RST_STREAM, 0, number, bytes(4)) * (number == 3)
-                sent = (sent if number == 3 else b"") + frame(http2_frames.DATA, 0, 3, b"x") * http2_connection.LATE
+                sent = (sent if number == 3 else b"") + frame(http2_frames.DATA, 0, 3, b"x") * frame_allowance.LATE
             case "refused streams":
                 sent = http2_peer.opened(number)
             case "unknown methods":

@@ -13,6 +13,10 @@ from tidegate_gateway.edge import http2_frames
 
 FIRST, BURST, PER_S = 100, 200, 200.0
 """A connection begins with the first number."""
+LATE = 50
+"""So many frames of data for streams that have ended cost as much as one frame that brings no call."""
+MOST_OWED = 1000
+"""Frames that a peer may keep back of those that it has reason for."""
 
 
 class FrameAllowance:
@@ -22,6 +26,29 @@ class FrameAllowance:
         self._clock = clock
         self._left = float(FIRST)
         self._at_s = clock()
+        self._late = 0
+        """Frames for streams that have ended."""
+        self._owed = 0
+        """Frames that the data sent so far give the peer reason for."""
+
+    def owe(self) -> None:
+        """A frame of data was sent, which gives the peer reason for three: an update of the stream's window, one of the
+        connection's, and a ping, by which some clients measure the way."""
+        self._owed = min(self._owed + 3, MOST_OWED)
+
+    def spend_owed(self) -> None:
+        """A frame came for which data may have given the peer reason. Raises `ConnectionBroken`."""
+        if self._owed:
+            self._owed -= 1
+        else:
+            self.spend()
+
+    def spend_late(self) -> None:
+        """A frame came for a stream that ended, or was not served, while the frame was on its way. Raises
+        `ConnectionBroken`."""
+        self._late += 1
+        if not self._late % LATE:
+            self.spend()
 
     def spend(self, frames: int = 1) -> None:
         """Takes so many frames. Raises `ConnectionBroken` if there are not so many left."""

@@ -84,6 +84,8 @@ class Call:
         self._metadata: list[tuple[str, str]] = []
         self._messages: asyncio.Queue[tuple[bytes, str] | None] | None = None
         self._task: asyncio.Task[None] | None = None
+        self._began = False
+        """Its message has come."""
         self._timers: list[asyncio.TimerHandle] = []
         self._held = (calls.open_budget if method.is_open else calls.budget).hold()
         self._queued = calls.messages.hold("")
@@ -125,7 +127,8 @@ class Call:
             self.end(code, "a message is compressed by gzip, deflate or not at all", [])
             self.on_reset()
             return
-        if self._task is None:
+        if not self._began:
+            self._began = True
             self._timers.pop(0).cancel()
             if self._method.takes_stream:
                 self._messages = asyncio.Queue()
@@ -148,7 +151,7 @@ class Call:
     def on_half_close(self) -> None:
         if self._messages is not None:
             self._messages.put_nowait(None)
-        elif self._task is None:
+        elif not self._began:
             grpc_answers.refuse(self, BadRequest("the call ended before its message had come"))
 
     def on_reset(self) -> None:
@@ -210,6 +213,7 @@ class Call:
             logger.exception("a call over gRPC failed")
             self._stream.finish(http2_stream.UNKNOWN, "the gateway failed; its log says why")
         finally:
+            self._task = None  # the task knows its error, whose frames know this object: a cycle would keep them all
             self._release()
 
     async def _answer(self, raw: bytes, compression: str) -> None:

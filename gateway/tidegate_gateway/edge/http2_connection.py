@@ -29,8 +29,6 @@ FIRST_WINDOW_BYTES = 65_535
 MOST_WINDOW_BYTES = MOST_STREAM = 2**31 - 1
 SMALL_BYTES, MOST_SMALL = 64, 16_384
 """A stream may have so many frames of data with fewer bytes."""
-LATE = 50
-"""So many frames of data for streams that have ended cost as much as one frame that brings no call."""
 TURN_BYTES, TURN_FRAMES, TURN_S = 64 * 1024, 2000, 0.005
 """A connection that brings more at once, or what takes longer, reads on in turn with the others that do."""
 STREAMS_A_FRAME = 100
@@ -39,8 +37,6 @@ CUT_S = 1.0
 """For the last frames to leave when a connection ends."""
 SILENT_S, PROBE_S = 30.0, 20.0
 """A peer that is silent for so long is asked for a sign, and has so long to give it."""
-MOST_OWED = 1000
-"""Frames that a peer may keep back of those that it has reason for."""
 
 
 class Connection(asyncio.Protocol):
@@ -66,16 +62,13 @@ class Connection(asyncio.Protocol):
         self._unsent_bytes = 0
         """Of all streams, beyond the windows of the peer."""
         self._is_asked = self._has_left = False
-        self._late = 0
-        """Frames for streams that have ended."""
         self._more = False
         """Whole frames have arrived that wait for the connection's turn."""
         self._in_line = False
+        self._gathered: list[bytes] | None = None
+        """What is to be sent once the frames at hand have been read, in one piece."""
         self._waiting_bytes = 0
         """Of `_data`: what came when the time of a turn of the event loop was spent."""
-        self._owed = 0
-        """Frames that the data sent so far give the peer reason for: for each frame of data an update of the stream's
-        window, one of the connection's, and a ping, by which some clients measure the way."""
         self._allowance = frame_allowance.FrameAllowance()
         self._held: dict[http2_stream.Stream, None] = {}
         """Streams with bytes beyond the windows of the peer, or whose writers wait; the one that waits longest first."""
@@ -129,6 +122,7 @@ class Connection(asyncio.Protocol):
 
     def _take(self, data: bytes) -> None:
         began_at_s = time.monotonic()
+        self._gathered = []
         try:
             self._read(self._data + data if self._data else data)
         except h2.ConnectionBroken as broken:
@@ -136,8 +130,10 @@ class Connection(asyncio.Protocol):
             self.server.broken(broken)
             self._go_away(broken.code, last=self._last)
             self._reset_all()
+            self._send_gathered()
             self.close()
         finally:
+            self._send_gathered()
             self.server.turns.spend(time.monotonic() - began_at_s)
 
     def _join_line(self) -> None:
@@ -168,8 +164,15 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self.server.unread.leave(self._transport)
 
+    def _send_gathered(self) -> None:
+        gathered, self._gathered = self._gathered, None
+        if gathered:
+            self.write(b"".join(gathered))
+
     def write(self, data: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
+        if self._gathered is not None:
+            self._gathered.append(data)
+        elif self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
             if self.is_full:
                 self.server.unread.enter(self._transport, self._unsent_bytes)
@@ -261,12 +264,12 @@ class Connection(asyncio.Protocol):
             return False
         stream.window -= size
         self.window -= size
-        self._owed = min(self._owed + 3, MOST_OWED)
+        self._allowance.owe()
         return True
 
     def forget(self, stream: http2_stream.Stream) -> None:
         """The stream is over."""
-        stream.gone = True
+        stream.gone, stream.handler = True, None  # the handler knows the stream: a cycle would keep both
         self._streams.pop(stream.id, None)
         self._held.pop(stream, None)
         stream.counted.release()
@@ -274,12 +277,14 @@ class Connection(asyncio.Protocol):
             self._idle_at_s = time.monotonic()
             self.server.is_idle(self)
 
-    def _reset(self, stream: http2_stream.Stream) -> None:
+    def _reset(self, stream: http2_stream.Stream, handler: http2_stream.Handler | None = None) -> None:
+        """Ends the stream without a word, and tells its handler; it is given where the stream has been finished."""
         stream.drop()
+        handler = handler or stream.handler
         self.forget(stream)
-        if stream.handler is not None:
+        if handler is not None:
             try:
-                stream.handler.on_reset()
+                handler.on_reset()
             except Exception:
                 logger.exception("a handler failed")
 
@@ -346,13 +351,14 @@ class Connection(asyncio.Protocol):
         if stream is None or stream.half_closed:
             if number > self._last and not self._has_left:
                 raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, "data of a stream that was not opened")
-            self._spend_late()
+            self._allowance.spend_late()
             return
         if len(content) < SMALL_BYTES:
             stream.small += 1
             if stream.small > MOST_SMALL:
+                handler = stream.handler
                 stream.finish(http2_stream.RESOURCE_EXHAUSTED, "the data come in too small frames")
-                self._reset(stream)
+                self._reset(stream, handler)
                 return
         stream.unread += size
         if stream.unread >= WINDOW_BYTES // 2:
@@ -415,7 +421,9 @@ class Connection(asyncio.Protocol):
             stream.half_closed = bool(flags & h2.END_STREAM)
             stream.finish(http2_stream.UNIMPLEMENTED, f"there is no {head.path[:60]} here")
             return
-        stream.handler = method(stream)
+        handler = method(stream)
+        if not stream.gone:  # it may have refused the call
+            stream.handler = handler
         if stream.is_unknown:
             self._allowance.spend(head.frames)
         if flags & h2.END_STREAM:
@@ -433,12 +441,12 @@ class Connection(asyncio.Protocol):
             if flags & h2.ACK:
                 self._allowance.spend()  # the peer is asked for few of them
             else:
-                self._spend_owed()
+                self._allowance.spend_owed()
                 self.write(h2.frame(h2.PING, h2.ACK, 0, payload))
         elif kind == h2.RST_STREAM:
             stream = self._streams.get(number)
             if stream is None:
-                self._spend_late()
+                self._allowance.spend_late()
             else:
                 costly = not stream.answered and time.monotonic() - stream.opened_at_s < YOUNG_S
                 self._reset(stream)
@@ -460,7 +468,7 @@ class Connection(asyncio.Protocol):
         self._flush()
 
     def _on_window_update(self, number: int, more: int) -> None:
-        self._spend_owed()
+        self._allowance.spend_owed()
         if number == 0:
             self.window += more
             if not more or self.window > MOST_WINDOW_BYTES:
@@ -469,19 +477,6 @@ class Connection(asyncio.Protocol):
         elif (stream := self._streams.get(number)) is not None:
             stream.window += more
             stream.flush()
-
-    def _spend_late(self) -> None:
-        """A frame came for a stream that ended, or was not served, while the frame was on its way."""
-        self._late += 1
-        if not self._late % LATE:
-            self._allowance.spend()
-
-    def _spend_owed(self) -> None:
-        """A frame came for which data may have given the peer reason."""
-        if self._owed:
-            self._owed -= 1
-        else:
-            self._allowance.spend()
 
     def _flush(self) -> None:
         """Sends what the windows allow, a frame of each stream in turn."""

@@ -338,15 +338,14 @@ class Connection(asyncio.Protocol):
     async def _requests(self) -> None:
         waiting = self._waiting
         while self._transport is not None:
-            takes_turns = bool(waiting or self._rejected)
             while not waiting:
                 if not self._in_body:
                     self._limit(self._limits.idle_s)
                 self._listener.waits(self)
                 self._arrived = self._loop.create_future()
                 await self._arrived
-            if takes_turns and isinstance(waiting[0], http_messages.Request):
-                await self._listener.request_turns.next(http_headers.named_tenant(waiting[0].headers))
+            if isinstance(waiting[0], http_messages.Request):
+                await self._listener.turn_of(waiting[0])
                 if not waiting:
                     return  # the connection was lost meanwhile
             item = waiting.popleft()

@@ -21,6 +21,7 @@ from tidegate_gateway.edge import (
     tls_handshake,
     unread_answers,
 )
+from tidegate_gateway.openai import http_headers
 from tidegate_gateway.openai.error_table import BadRequest
 
 Handler = Callable[..., Awaitable[http_messages.Response | None]]
@@ -31,8 +32,8 @@ LAST_REQUEST_S = 1.0
 """Time for connections made before the port closed to bring their request."""
 LAST_BYTES_S = 1.0
 """Time for complete answers to reach their clients."""
-TURNS_AT_ONCE = 8
-"""Requests that take turns and begin in one turn of the event loop."""
+STARTS = 8
+"""Requests that begin in one turn of the event loop, so that many at a time do not make a turn long."""
 LINGERING = 512
 """Connections of rejected requests that stay open until their clients have seen the answers."""
 
@@ -119,8 +120,7 @@ class Server:
         self.unoccupied: dict[http_connection.Connection, None] = {}
         """The connections without a whole request, those that wait longest first for its head, or for its body."""
         self._lingering: dict[http_connection.Connection, None] = {}
-        self.request_turns = loop_steps.TenantTurns(TURNS_AT_ONCE)
-        """Those of requests that waited behind another one of their connection, or that follow a wrong one."""
+        self._starts = loop_steps.TenantTurns(STARTS)
         self.endings = loop_steps.Endings()
         self._addresses = client_addresses.ClientAddresses(limits.connections_per_address)
         self.turns = reading_turns.ReadingTurns()
@@ -181,6 +181,11 @@ class Server:
         request.route = route, _ = self._routes.find(request.method, request.segments)
         if self._guard is not None:
             self._guard(request, route)
+
+    async def turn_of(self, request: http_messages.Request) -> None:
+        """Returns when the request may begin. Tenants take turns; probes and the files of the page take none."""
+        if request.route is None or not request.route[0].without_key:
+            await self._starts.next(http_headers.named_tenant(request.headers))
 
     async def answer(
         self, request: http_messages.Request, connection: http_connection.Connection
