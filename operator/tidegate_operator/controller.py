@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from tidegate_operator import (
     cluster,
     operator_metrics,
-    pod_trouble,
     pool_canary,
     pool_profiles,
     pool_scaling,
@@ -160,9 +159,9 @@ class Controller:
             if report is not None:
                 if body is not None and report:
                     self._cache.on_written(await reconcile.write_report(self._api, body, report), since=events)
-                elif given is None and not self._is_changing(body, known[2]):
+                elif given is None and not self._is_changing(body, *known[1:3]):
                     self._settled[key] = events
-                return self._next_check_s(body, known[2])
+                return self._next_check_s(body, *known[1:3])
         found = await self._cache.refresh(key, self._api)
         result = await reconcile.carry_out(self._api, *found, rules=self._rules, now=self._clock())
         if result is reconcile.Result.GONE:
@@ -172,7 +171,7 @@ class Controller:
         self._left.pop(key, None)
         if result is reconcile.Result.REJECTED:
             return RETRY_REJECTED_S
-        return self._next_check_s(found[0], found[2])
+        return self._next_check_s(*found[:3])
 
     async def _leave(self, body: Json) -> None:
         """Tells once that a pool belongs to another operator."""
@@ -183,14 +182,15 @@ class Controller:
             log.warning("%s/%s: %s", *key, event.message)
             await self._api.record(event)
 
-    def _is_changing(self, body: Json | None, pods: Sequence[Json]) -> bool:
+    def _is_changing(self, body: Json | None, children: Sequence[Json], pods: Sequence[Json]) -> bool:
         """Whether the status of a pool changes with time, without an event."""
         lacks_store_s = None if body is None else pool_status.Needs.of(body).lacks_store_s(self._clock())
         is_new = lacks_store_s is not None and lacks_store_s < pool_status.TROUBLE_S
-        return is_new or pod_trouble.any_of(pods) or bool(weight_status.downloading(pods))
+        troubles = pool_status.troubles_of(pool_status.workloads(children), pods)
+        return is_new or bool(troubles) or bool(weight_status.downloading(pods))
 
-    def _next_check_s(self, body: Json | None, pods: Sequence[Json]) -> float:
-        return min(self._resync_s, TROUBLED_S) if self._is_changing(body, pods) else self._resync_s
+    def _next_check_s(self, body: Json | None, children: Sequence[Json], pods: Sequence[Json]) -> float:
+        return min(self._resync_s, TROUBLED_S) if self._is_changing(body, children, pods) else self._resync_s
 
     async def _is_incomplete(self, key: watch_cache.Key) -> bool:
         """Whether objects of a pool of this operator may be missing in the cache. A reconcile asks for them."""

@@ -113,23 +113,17 @@ class GatewayAdmin:
         """By gateway and class: the calls with a target since the gateway started. `addresses` are host:port of the admin
         ports of single gateways; those that do not answer are absent."""
         self._policies, self.stores = {}, {}
-        return await _answers(addresses, self._targets_of)
+        return await _answers(
+            addresses, lambda address: self._state_of(address, lambda state: self._noted(address, state))
+        )
 
-    async def _targets_of(self, address: str) -> dict[str, error_budget.Counts] | None:
-        try:
-            url = f"http://{address}/admin/state"
-            async with self._session.get(url, headers=self._headers, timeout=TIMEOUT) as answer:
-                answer.raise_for_status()
-                state = await answer.json()
-            self._policies[address] = str(state["policy"]["name"])
-            self.stores[address] = store_status.parse(state)
-            return {
-                name: error_budget.Counts(int(seen["met"]), int(seen["with_target"]))
-                for name, seen in state["targets"].items()
-            }
-        except UNUSABLE as error:
-            log.debug("%s does not report its targets: %r", address, error)
-            return None
+    def _noted(self, address: str, state: Json) -> dict[str, error_budget.Counts]:
+        self._policies[address] = str(state["policy"]["name"])
+        self.stores[address] = store_status.parse(state)
+        return {
+            name: error_budget.Counts(int(seen["met"]), int(seen["with_target"]))
+            for name, seen in state["targets"].items()
+        }
 
     async def loads(self, addresses: Collection[str]) -> dict[str, gateway_loads.GatewayLoad]:
         """By gateway: its load. Gateways that do not answer are absent. `addresses` are those of `targets`."""

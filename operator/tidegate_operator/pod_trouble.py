@@ -1,7 +1,6 @@
 """Why does a pod not run? The sentence of the scheduler or of the kubelet, as the pod's status has it."""
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tidegate_operator.spec import Json
@@ -54,8 +53,16 @@ def has_place(pod: Json) -> bool:
     return bool(pod.get("spec", {}).get("nodeName")) and "deletionTimestamp" not in pod["metadata"]
 
 
-def any_of(pods: Iterable[Json]) -> bool:
-    return any(of(pod) is not None for pod in pods)
+def lacks_configuration(pod: Json) -> bool:
+    """Whether a Secret or a ConfigMap that a container of the pod needs does not exist."""
+    found = of(pod)
+    return found is not None and found.reason == "CreateContainerConfigError"
+
+
+def has_failed(pod: Json) -> bool:
+    """Whether the pod has ended and starts no more, for example because its node evicted it. Kubernetes keeps it for long
+    after another pod has taken its place."""
+    return bool(pod.get("status", {}).get("phase") == "Failed")
 
 
 def of(pod: Json) -> PodTrouble | None:
@@ -64,7 +71,7 @@ def of(pod: Json) -> PodTrouble | None:
     if "deletionTimestamp" in metadata:
         return None
     name, created = metadata["name"], metadata.get("creationTimestamp", "")
-    if status.get("phase") == "Failed":
+    if has_failed(pod):
         reason, message = status.get("reason", "Failed"), status.get("message", "")
         return PodTrouble(pod=name, reason=reason, message=message, since=created, is_final=False)
     for condition in status.get("conditions", ()):

@@ -25,7 +25,7 @@ from tidegate_operator import (
     spec,
 )
 from tidegate_operator.cluster import watch_cache
-from tidegate_operator.render import child_metadata
+from tidegate_operator.render import child_metadata, engine_weights
 from tidegate_operator.spec import Json
 from tidegate_policy import duration
 from tidegate_policy.admit import entitlements
@@ -224,19 +224,22 @@ def _node_pool(
         low=node_pool.min_replicas,
         high=node_pool.max_replicas or node_pool.min_replicas,
         ready=sum(pool_steering.ready_address(pod) is not None for pod in mine),
-        start_s=_start_s(mine),
+        start_s=_start_s(mine, engine_weights.longest_start_s(pool, node_pool) + spec.START_SLACK_S),
         unschedulable=len(stuck),
     )
 
 
-def _start_s(pods: Sequence[Json]) -> float:
-    """The median time that the ready engines took from the creation of their pods."""
-    taken = [
+def _start_s(pods: Sequence[Json], longest_s: float) -> float:
+    """The median time that the ready engines took from the creation of their pods. An engine that has restarted, or was not
+    ready for a while, is ready since then; so those with a restart, or with more than the longest start, do not count."""
+    ready = [
         (_instant(item["lastTransitionTime"]) - _instant(pod["metadata"]["creationTimestamp"])).total_seconds()
         for pod in pods
+        if not any(each.get("restartCount") for each in pod.get("status", {}).get("containerStatuses", ()))
         for item in pod.get("status", {}).get("conditions", ())
         if item["type"] == "Ready" and item["status"] == "True" and item.get("lastTransitionTime")
     ]
+    taken = [seconds for seconds in ready if seconds <= longest_s]
     return max(statistics.median(taken), 1.0) if taken else START_S
 
 

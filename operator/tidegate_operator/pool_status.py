@@ -145,6 +145,22 @@ def workloads(children: Iterable[Json]) -> list[Workload]:
     ]
 
 
+def troubles_of(parts: Iterable[Workload], pods: Iterable[Json]) -> list[pod_trouble.PodTrouble]:
+    """The troubles of the pods, without those of pods that have failed and whose workload has all that it wants."""
+    whole = {(part.component, part.node_pool) for part in parts if part.settled}
+    return [
+        found
+        for pod in pods
+        if not (pod_trouble.has_failed(pod) and _workload_of(pod) in whole)
+        if (found := pod_trouble.of(pod)) is not None
+    ]
+
+
+def _workload_of(pod: Json) -> tuple[str | None, str | None]:
+    tags = pod["metadata"].get("labels", {})
+    return tags.get(child_metadata.COMPONENT), tags.get(child_metadata.NODE_POOL)
+
+
 NOTHING_WAITS: Mapping[str, str] = MappingProxyType({})
 NO_WEIGHTS: Mapping[str, Json] = MappingProxyType({})
 STORE = "StoreReachable"
@@ -216,7 +232,7 @@ def conditions(
     """The conditions that `reconcile` states. `problems` are (reason, message) pairs of the obstacles to the spec.
     `waiting` tells for what parts wait: for their turn to change, or for the readiness of the others."""
     unsettled = [part for part in parts if not part.settled]
-    troubles = [found for pod in pods if (found := pod_trouble.of(pod)) is not None]
+    troubles = troubles_of(parts, pods)
     old = {(each.reason, each.message): each for each in troubles if _age_s(each.since, now) >= TROUBLE_S}
     first = sorted(old.values(), key=lambda each: each.sentence)[:MOST_SENTENCES]
     trouble = [
@@ -323,7 +339,7 @@ def of_reconcile(
     metadata, spec = body["metadata"], body["spec"]
     engines = sorted((part for part in parts if part.node_pool), key=lambda part: str(part.node_pool))
     gateways = [part for part in parts if part.component == "gateway"]
-    selector = child_metadata.selector(metadata["name"], "engine")
+    counted = [item["name"] for item in spec["nodePools"] if item.get("scaledBy", "pool") == "pool"]
     tls = "secretName" in spec.get("gateway", {}).get("tls", {})
     return {
         "observedGeneration": metadata["generation"],
@@ -331,8 +347,8 @@ def of_reconcile(
         "url": child_metadata.api_url(metadata["name"], metadata["namespace"], tls=tls),
         "gateways": _counts(gateways),
         "conditions": list(stated),
-        "replicas": sum(part.existing for part in engines),
-        "selector": ",".join(f"{key}={value}" for key, value in selector.items()),
+        "replicas": sum(part.existing for part in engines if not counted or part.node_pool in counted),
+        "selector": _selector(metadata["name"], counted if len(counted) < len(spec["nodePools"]) else ()),
         "engines": _counts(engines),
         "nodePools": [
             {
@@ -344,6 +360,12 @@ def of_reconcile(
             for part in engines
         ],
     }
+
+
+def _selector(pool: str, node_pools: Sequence[str]) -> str:
+    """The label selector of the engines that `spec.replicas` counts: those of the whole pool, or of some node pools."""
+    whole = ",".join(f"{key}={value}" for key, value in child_metadata.selector(pool, "engine").items())
+    return f"{whole},{child_metadata.NODE_POOL} in ({','.join(sorted(node_pools))})" if node_pools else whole
 
 
 def _counts(parts: Iterable[Workload]) -> str:

@@ -18,6 +18,7 @@ from tidegate_operator import (
     cluster,
     objects,
     plan,
+    pod_trouble,
     pool_profiles,
     pool_secret,
     pool_status,
@@ -157,8 +158,11 @@ def pending_report(
     """The part of the status that `carry_out` would write for a pool, children and pods that are up to date, if it would
     write nothing else; empty if it would write nothing at all. `given` is the ConfigMap of profiles that the pool names.
     None if the objects must be looked at: while weights are downloaded, because their progress must be asked for, and while
-    the pool is degraded, because only a write shows whether it still is."""
+    the pool is degraded, because only a write shows whether it still is, and while a pod lacks a Secret or a ConfigMap,
+    which may be the pool's own: nothing watches Secrets."""
     if body is None or "deletionTimestamp" in body["metadata"] or owner_of(body) is None:
+        return None
+    if any(pod_trouble.lacks_configuration(pod) for pod in pods):
         return None
     if pool_profiles.named(body) != (None if given is None else given.name):
         return None

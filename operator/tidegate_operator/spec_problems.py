@@ -117,7 +117,7 @@ def _adapter_problems(spec: _Json) -> Iterator[Problem]:
         named = [("spec.engine.args", spec["engine"])]
         named += [(f"spec.nodePools[{item['name']}].args", item) for item in spec["nodePools"]]
         for field, item in named:
-            if any(argument.partition("=")[0] == "--lora-modules" for argument in item.get("args", ())):
+            if any(_flag(argument) == "--lora-modules" for argument in item.get("args", ())):
                 yield Problem(field=field, why="spec.model.adapters sets --lora-modules: declare all adapters there")
 
 
@@ -144,10 +144,15 @@ def _number_problems(spec: _Json) -> Iterator[Problem]:
             yield Problem(field=field, why=f"{value!r} is no number from {low:g} to {high:g}")
 
 
+def _flag(argument: str) -> str:
+    """The name of an argument of vLLM, which takes both spellings."""
+    return argument.partition("=")[0].replace("_", "-")
+
+
 def _argument_problems(field: str, item: _Json) -> Iterator[Problem]:
     """A CEL rule over every argument of every node pool would cost more than the API server permits."""
     for argument in item.get("args", ()):
-        flag = argument.partition("=")[0].replace("_", "-")
+        flag = _flag(argument)
         if flag in SET_BY_OTHER_FIELDS:
             chosen = SET_BY_OTHER_FIELDS[flag]
             instead = f", and write the value into spec.{chosen}" if chosen else ""

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
+from tidegate_operator import pod_trouble
 from tidegate_operator.render import child_metadata, engine_weights
 from tidegate_operator.spec import Json
 from tidegate_operator.weights import weight_report
@@ -69,7 +70,7 @@ def _downloads(pod: Json) -> Iterator[tuple[str, Json]]:
     metadata = pod["metadata"]
     node_pool = metadata.get("labels", {}).get(child_metadata.NODE_POOL)
     containers = pod.get("spec", {}).get("initContainers", ())
-    if node_pool is None or "deletionTimestamp" in metadata:
+    if node_pool is None or "deletionTimestamp" in metadata or pod_trouble.has_failed(pod):
         return
     statuses = {item["name"]: item for item in pod.get("status", {}).get("initContainerStatuses", ())}
     for item in containers:

@@ -1,6 +1,7 @@
 """Engines behind a name come and go; what their control ports say is shown."""
 
 import asyncio
+import contextlib
 import socket
 from typing import Any
 
@@ -12,15 +13,18 @@ from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
 
 class Names:
-    """What the name server answers; None = it does not know the name."""
+    """What the name server answers; no address is an error of its own, as the library of C reports it."""
 
     def __init__(self) -> None:
-        self.addresses: list[str] | None = []
+        self.addresses: list[str] = []
+        self.fails = False
 
     async def getaddrinfo(self, host: str, port: int, **options: Any) -> list[Any]:
         if not host.startswith("chat-engines"):
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))]
-        if self.addresses is None:
+        if self.fails:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        if not self.addresses:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in self.addresses]
 
@@ -44,11 +48,26 @@ async def test_engines_follow_the_addresses_of_a_service(up: Any, until: Any, na
             assert {shown["node_pool"] for shown in client.state()["engines"]} == {"a100"}
             names.addresses = ["127.0.0.1"]
             await until(lambda: len(list(client.gateway.core.engines)) == 1)
-            names.addresses = None
+            names.addresses = []
             await asyncio.sleep(0.2)
             assert (await client.ask())[0] == 200, "an answer that the name server takes back for a while still stands"
-            names.addresses = []
+
+
+async def test_the_last_engines_of_a_name_leave_when_they_are_gone(up: Any, until: Any, names: Names) -> None:
+    """A node pool that goes to zero: its name has no address any more, and nothing answers where its engine was."""
+    names.addresses = ["127.0.0.1"]
+    async with contextlib.AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(fake_engine.engine())
+        service = {"name": "chat-engines", "port": int(engine.url.rpartition(":")[2])}
+        async with up(services=[service], health={"resolve": "50ms", "interval": "50ms"}) as client:
+            await until(lambda: client.accepting())
+            names.fails = True
+            await stack.aclose()
+            await until(lambda: not client.accepting())
+            assert list(client.gateway.core.engines), "the name server does not answer"
+            names.fails, names.addresses = False, []
             await until(lambda: not list(client.gateway.core.engines))
+            assert not client.state()["engines"]
             assert (await client.ask())[0] == 503
 
 
@@ -87,8 +106,8 @@ async def test_an_engine_that_leaves_finishes_its_calls(up: Any, until: Any, nam
             await until(lambda: client.accepting())
             call = group.create_task(client.ask())
             await until(lambda: engine.running == 1)
-            names.addresses = []
-            await until(lambda: not list(client.gateway.core.engines))
+            names.addresses = ["127.0.0.99"]
+            await until(lambda: [shown["name"] for shown in client.state()["engines"]] == [f"127.0.0.99:{port}"])
             assert (await call)[0] == 200
 
 

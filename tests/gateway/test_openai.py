@@ -109,6 +109,10 @@ async def test_engine_knobs_of_clients_are_stripped_and_ours_are_set(up: Any) ->
         assert "request_id" not in body
         assert "x-vllm-priority" not in headers
         assert not any(name.startswith("x-gateway") for name in headers)
+        async with client.http.get(f"{client.url}/metrics") as answer:
+            page = await answer.text()
+        for field in ("x-vllm-priority", "x-gateway-destination-endpoint", "priority", "request_id", "vllm_xargs"):
+            assert f'tidegate_ignored_fields_total{{field="{field}"}} 1.0' in page
 
 
 async def test_an_entitled_tenant_may_claim_urgency_and_gets_its_weight(up: Any) -> None:

@@ -8,7 +8,17 @@ import pytest
 import yaml
 
 from tidegate_gateway import gateway_settings
-from tidegate_operator import operator_doubles, reconcile, render, replica_allocation, spec, spec_problems
+from tidegate_operator import (
+    cluster,
+    objects,
+    operator_doubles,
+    reconcile,
+    render,
+    replica_allocation,
+    spec,
+    spec_problems,
+)
+from tidegate_operator.cluster import api_server
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 KINDS = pathlib.Path(__file__).parent / "gateway_api_kinds.yaml"
@@ -99,6 +109,27 @@ def test_an_operator_without_the_rights_says_so():
     with pytest.raises(spec.InvalidSpecError) as caught:
         spec.parse(body(**changes), dataclasses.replace(KNOWN, gateway_api=False))
     assert "gatewayApi.enabled=true" in str(caught.value)
+
+
+@pytest.fixture
+def lacking(monkeypatch):
+    """The operator may write a kind that the API server does not have."""
+    unknown = objects.Kind(api_version="example.com/v1", kind="Nothing", plural="nothings")
+    monkeypatch.setattr(api_server, "GATEWAY_API_KINDS", (unknown,))
+    monkeypatch.setattr(api_server, "child_kinds", lambda *, gateway_api: (*objects.CHILD_KINDS, unknown))
+    monkeypatch.setattr(objects, "_KINDS", {("example.com/v1", "Nothing"): unknown})
+    return unknown
+
+
+async def test_a_cluster_without_a_kind_of_the_gateway_api_refuses_it_and_has_the_other_objects(
+    lacking, gateway_cluster, kubectl, namespace, rules
+):
+    kubectl("create", "configmap", "mine")
+    kubectl("label", "configmap", "mine", "tidegate.dev/pool=chat")
+    assert [item["metadata"]["name"] for item in await gateway_cluster.children(namespace, "chat")] == ["mine"]
+    wanted = {"apiVersion": "example.com/v1", "kind": "Nothing", "metadata": {"name": "x", "namespace": namespace}}
+    with pytest.raises(cluster.RejectedError, match=r"has no Nothing in example\.com/v1; install"):
+        await gateway_cluster.apply(wanted)
 
 
 @pytest.fixture

@@ -218,3 +218,22 @@ async def test_a_store_with_a_password_that_it_cannot_use_does_not_start(
 ):
     _, process = serve(await rendered_store(cluster, kubectl, namespace, rules), password)
     assert process.wait(30) != 0
+
+
+async def test_a_secret_that_was_deleted_comes_back_once_a_pod_lacks_it(cluster, kubectl, namespace, rules):
+    kubectl("create", "-f", "-", body=operator_doubles.pool())
+
+    async def pending(pods):
+        body, children = await cluster.pool(namespace, "chat"), await cluster.children(namespace, "chat")
+        return reconcile.pending_report(body, children, pods, rules=rules, now=NOW)
+
+    async with asyncio.timeout(120):
+        while await pending([]) is None:  # until there is nothing left to do
+            await run(cluster, namespace, rules)
+            await asyncio.sleep(0.2)
+    kubectl("delete", "secret/chat-credentials")
+    waits = {"state": {"waiting": {"reason": "CreateContainerConfigError", "message": "secret not found"}}}
+    lacking = {"metadata": {"name": "x"}, "status": {"containerStatuses": [{"name": "a", **waits}]}}
+    assert await pending([lacking]) is None, "the objects must be looked at"
+    await run(cluster, namespace, rules)
+    assert secret(kubectl)["data"]

@@ -99,7 +99,10 @@ def test_the_instant_of_a_condition_moves_only_with_its_status():
 def test_the_counts_include_engines_only():
     parts = pool_status.workloads([deployment("chat-engine-b", ready=1), deployment("chat-engine-a")])
     metadata = {"name": "chat", "namespace": "prod", "generation": 4}
-    body = {"metadata": metadata, "spec": {"model": {"name": "demo"}, "gateway": {"tls": {"secretName": "cert"}}}}
+    body = {
+        "metadata": metadata,
+        "spec": {"model": {"name": "demo"}, "nodePools": [], "gateway": {"tls": {"secretName": "cert"}}},
+    }
     stated = pool_status.of_reconcile(body, parts, [])
     assert stated["engines"] == "3/4"
     assert (stated["model"], stated["gateways"]) == ("demo", "0/0")
@@ -107,6 +110,21 @@ def test_the_counts_include_engines_only():
     assert stated["replicas"] == 4
     assert [item["name"] for item in stated["nodePools"]] == ["a", "b"]
     assert stated["selector"] == "tidegate.dev/pool=chat,app.kubernetes.io/component=engine"
+
+
+def test_replicas_counts_the_engines_that_spec_replicas_sets():
+    parts = pool_status.workloads([deployment("chat-engine-a"), deployment("chat-engine-b", existing=3)])
+
+    def found(**scaled_by):
+        node_pools = [{"name": name, "scaledBy": how} for name, how in scaled_by.items()]
+        body = {"metadata": {"name": "chat", "namespace": "x", "generation": 1},
+                "spec": {"model": {"name": "m"}, "nodePools": node_pools}}  # fmt: skip
+        status = pool_status.of_reconcile(body, parts, [])
+        return status["replicas"], status["selector"].partition("component=")[2]
+
+    assert found(a="pool", b="pool") == (5, "engine")
+    assert found(a="pool", b="autoscaler") == (2, "engine,tidegate.dev/node-pool in (a)")
+    assert found(a="external", b="pool") == (3, "engine,tidegate.dev/node-pool in (b)")
 
 
 def test_the_same_statement_is_no_change_whatever_the_other_writer_adds():
@@ -205,6 +223,13 @@ def test_the_kubelets_sentence_tells_why_a_pod_does_not_run(status, sentence, fi
     found = pod_trouble.of(pod("x", **status))
     assert found is not None
     assert (found.sentence, found.is_final) == (sentence, final)
+
+
+def test_a_pod_that_failed_is_no_trouble_of_a_workload_that_has_all_it_wants():
+    evicted = pod(phase="Failed", reason="Evicted", message="low on disk")
+    evicted["metadata"]["labels"] = deployment()["metadata"]["labels"]
+    assert stated([deployment()], pods=[evicted])["Degraded"] == (False, "AsExpected")
+    assert stated([deployment(ready=1)], pods=[evicted])["Degraded"] == (True, "PodsNotStarting")
 
 
 def test_a_starting_or_leaving_pod_is_no_trouble():

@@ -62,7 +62,8 @@ class Workflows(inference_pb2_grpc.WorkflowsServicer):
         try:
             by = grpc_requests.requester(grpc_answers.metadata(context))
             async for record in self._workflows.watch(request.id, by):
-                await grpc_answers.write(context, self._write_s, _workflow(record))
+                if record is not None:
+                    await grpc_answers.write(context, self._write_s, _workflow(record))
         except error_table.GatewayError as error:
             await grpc_answers.abort(context, error)
 

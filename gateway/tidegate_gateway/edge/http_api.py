@@ -32,6 +32,7 @@ from tidegate_gateway.openai import (
     http_headers,
     parsed_request,
 )
+from tidegate_gateway.store import store_contract
 from tidegate_gateway.workflows import workflow_declaration, workflow_service, workflow_view
 
 TEXTS_PER_S = 20.0
@@ -223,13 +224,13 @@ class HttpApi:
     ) -> None:
         """A stream of the workflow: now, after each change, and as it ended."""
         records = self._workflows.watch(workflow, http_requester.of(request))
-        record = await anext(records, None)  # an error now has a status of its own
+        first = await anext(records)  # an error now has a status of its own
         await connection.begin(200, {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"})
         last = b""
         try:
-            while record is not None:
-                await connection.write(b"data: %s\n\n" % orjson.dumps(workflow_view.as_json(record)))
-                record = await anext(records, None)
+            await connection.write(_event(first))
+            async for record in records:
+                await connection.write(_event(record))
         except error_table.GatewayError as error:
             last = b"data: %s\n\n" % error.body()
         await connection.write(last + b"data: [DONE]\n\n", last=True)
@@ -274,3 +275,10 @@ async def _health(request: http_messages.Request) -> http_messages.Response:
 
 def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "tidegate"}
+
+
+def _event(record: store_contract.Record | None) -> bytes:
+    """A workflow as an event; a comment without one, so that no proxy ends a stream for its silence."""
+    return (
+        b": the workflow runs\n\n" if record is None else b"data: %s\n\n" % orjson.dumps(workflow_view.as_json(record))
+    )

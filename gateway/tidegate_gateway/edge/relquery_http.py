@@ -30,7 +30,6 @@ TEXTS = ("model", "endpoint", "id", "rows_url")
 """Fields of a form that are text; the others are JSON, and text if they are not."""
 MOST_FIELD_BYTES = 512 * 1024
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
-KEEP_ALIVE_S = 15.0
 
 
 class RelQueryApi:
@@ -171,7 +170,7 @@ class RelQueryApi:
                         block += _block(lines, [orjson.dumps(relquery_view.progress(page.record))])
                         await connection.write(block)
                         written_at_s = self._gateway.clock()
-                    elif not lines and self._gateway.clock() > written_at_s + KEEP_ALIVE_S:
+                    elif not lines and self._gateway.clock() > written_at_s + workflow_service.SILENT_S:
                         await connection.write(b": the relQuery runs\n\n")
                         written_at_s = self._gateway.clock()
                     record = page.record

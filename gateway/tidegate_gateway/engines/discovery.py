@@ -1,9 +1,10 @@
 """Which engines are there? A fixed list, the addresses behind a headless service's name, or the pods of an InferencePool;
 one health check for each.
 
-While a name cannot be resolved, its last answer stands. Engines that a name no longer has stay until its new ones have
-been checked, so that the only engine of a pool can be replaced under load. The cost profile of an engine is read
-once, at start.
+While a name server does not answer, its last answer stands. A name without an address has no engines: those that it had
+leave once they fail their checks, so that a name server which forgets a name drops no engine that serves. Engines that a
+name no longer has stay until its new ones have been checked, so that the only engine of a pool can be replaced under load.
+The cost profile of an engine is read once, at start.
 """
 
 import asyncio
@@ -23,6 +24,9 @@ from tidegate_policy.model import EngineId
 logger = logging.getLogger("tidegate.gateway")
 
 RESOLVE_TIMEOUT_S = 5.0
+
+NO_ADDRESS = (socket.EAI_NONAME, socket.EAI_NODATA)
+"""The name server's answer for a name without an address, such as that of a node pool without engines."""
 
 Find = Callable[[], Awaitable[list[health_check.Address] | None]]
 """The engines of one source; None = its last answer stands."""
@@ -71,7 +75,7 @@ class Discovery:
             for address in self._static:
                 self._appeared(group, loops, address)
             for find in self._sources:
-                group.create_task(self._follow(group, loops, find))
+                group.create_task(self._follow(group, loops, find, forgets=find != self._pods))
 
     def _cost(self, profile: str | None, inline: Mapping[str, float] | None) -> cost.CostModel | None:
         try:
@@ -90,8 +94,10 @@ class Discovery:
         """Calls that wait at the engines, as these reported last."""
         return sum([known.load.waiting or 0 for known in self.known.values()])
 
-    async def _follow(self, group: asyncio.TaskGroup, loops: background_loop.BackgroundLoops, find: Find) -> None:
-        """Follows the engines of one source."""
+    async def _follow(
+        self, group: asyncio.TaskGroup, loops: background_loop.BackgroundLoops, find: Find, *, forgets: bool
+    ) -> None:
+        """Follows the engines of one source, which may forget all of them for a while if it `forgets`."""
         mine: set[EngineId] = set()
 
         async def resolve() -> None:
@@ -105,8 +111,9 @@ class Discovery:
             mine.update(found)
             if all(self.known[engine].checks for engine in found):  # else the successors cannot serve yet
                 for gone in mine & self.known.keys() - found.keys():
-                    self._disappeared(gone)
-                mine.intersection_update(found)
+                    if found or not forgets or self.known[gone].reason is not None:
+                        self._disappeared(gone)
+                mine.intersection_update(self.known)
 
         while True:
             await loops.step("discovery", resolve)
@@ -153,7 +160,9 @@ async def _addresses(
     try:
         async with asyncio.timeout(RESOLVE_TIMEOUT_S):
             found = await loop.getaddrinfo(service.name, service.port, type=socket.SOCK_STREAM)
-    except (socket.gaierror, TimeoutError):
+    except socket.gaierror as error:
+        return [] if error.errno in NO_ADDRESS else None
+    except TimeoutError:
         return None
     hosts = sorted({str(entry[4][0]) for entry in found})
     shown = [f"[{host}]" if ":" in host else host for host in hosts]

@@ -108,6 +108,8 @@ class Calls:
     async def begin(self, answer: "Answer[C]") -> C:
         """Admits the call, places it, and waits until its answer has begun. Raises `GatewayError`."""
         record = answer.record
+        for name in answer.request.ignored:
+            self._metrics.ignored_fields.labels(name).inc()
         admitted = await self._admission.admit(record.arrived_at_s, answer.request, record)
         answer.carrier = carrier = answer.carry(admitted, answer)
         await carrier.begin()

@@ -155,6 +155,12 @@ class Metrics:
             p + "policy_switches", "Switches of the scheduling policy.", ["from", "to", "reason"], registry=registry
         )
         self.shed = Counter(p + "shed", "Calls that were shed, by x-tidegate-reason.", ["reason"], registry=registry)
+        self.ignored_fields = Counter(
+            p + "ignored_fields",
+            "Fields and headers of calls that only the gateway may set, and that it removed.",
+            ["field"],
+            registry=registry,
+        )
         self.retries = Counter(p + "retries", "Attempts of calls after their first one.", registry=registry)
         self.engine_up = Gauge(p + "engine_up", "1 while calls may go to the engine.", ["engine"], registry=registry)
         self.unrecorded = Gauge(

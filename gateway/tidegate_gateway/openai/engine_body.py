@@ -26,6 +26,15 @@ MERGED = ("vllm_xargs", "stream_options")
 TOO_DEEP = "the body is nested too deeply"
 
 
+def engine_knobs(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields of a client's body that only the gateway may set."""
+    arguments = body.get("vllm_xargs")
+    found = tuple(name for name in ENGINE_KNOBS if name in body)
+    if isinstance(arguments, dict) and any(map(_is_knob, arguments)):
+        return (*found, "vllm_xargs")
+    return found
+
+
 def without_engine_knobs(body: Mapping[str, Any]) -> dict[str, Any]:
     """A client's body without the fields that only the gateway may set. Raises `BadRequest`."""
     cleaned = {key: value for key, value in body.items() if key not in ENGINE_KNOBS}
@@ -33,12 +42,13 @@ def without_engine_knobs(body: Mapping[str, Any]) -> dict[str, Any]:
     if arguments is not None:
         if not isinstance(arguments, dict):
             raise BadRequest("vllm_xargs must be an object", param="vllm_xargs")
-        cleaned["vllm_xargs"] = {
-            key: value
-            for key, value in arguments.items()
-            if not key.startswith(labels.PREFIX) and key not in ENGINE_KNOBS  # vLLM merges some of them into these
-        }
+        cleaned["vllm_xargs"] = {key: value for key, value in arguments.items() if not _is_knob(key)}
     return cleaned
+
+
+def _is_knob(key: str) -> bool:
+    """vLLM merges some of its fields into `vllm_xargs`."""
+    return key.startswith(labels.PREFIX) or key in ENGINE_KNOBS
 
 
 def pack(body: dict[str, Any]) -> None:

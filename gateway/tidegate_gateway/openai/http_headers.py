@@ -30,6 +30,8 @@ that a request has counts: a session is a hint."""
 
 OURS = "x-tidegate-"
 """A header with this beginning that does not exist is an error: a typing error would be ignored otherwise."""
+CONTROL = frozenset(("x-vllm-priority", "x-gateway-destination-endpoint"))
+"""Headers that would control an engine or a proxy directly. They are ignored, and counted."""
 NUMBERS = ("urgency", "deadline", "slo_ttft", "slo_tpot")
 _FIELD_OF: dict[str, request_fields.Field] = {name: field for field, names in ALIASES.items() for name in names}
 _READ_ONCE = frozenset(name for field, names in ALIASES.items() if field != "traceparent" for name in names)
@@ -68,14 +70,17 @@ def find(headers: Headers, field: request_fields.Field) -> tuple[str, object] | 
 
 def read(headers: Headers) -> request_fields.RequestFields:
     """The fields of an HTTP request. Raises `BadRequest`."""
-    present = set()
+    present: set[request_fields.Field] = set()
+    ignored: tuple[str, ...] = ()
     for name in headers:
         if name in _FIELD_OF:
             present.add(_FIELD_OF[name])
         elif name.startswith(OURS):
             raise _unknown(name)
+        elif name in CONTROL:
+            ignored += (name,)
     found = {field: find(headers, field) for field in present}
-    return request_fields.read(found.get, request_fields.HTTP_NAMES)
+    return request_fields.read(found.get, request_fields.HTTP_NAMES, ignored)
 
 
 def _unknown(name: str) -> BadRequest:

@@ -35,6 +35,8 @@ class ParsedRequest:
     group: str | None = None
     """The relQuery of the call."""
     group_size: int = 0
+    ignored: tuple[str, ...] = ()
+    """Fields of the body, and headers, that only the gateway may set."""
     is_costly: bool = False
     """Its body has many values, which take much more memory than its JSON."""
     raw: bytes | None = None
@@ -95,6 +97,7 @@ def from_body(
         stream=stream,
         wants_usage=bool(options and options.get("include_usage")),
         fields=fields,
+        ignored=fields.ignored + engine_body.engine_knobs(body),
         is_costly=is_costly,
     )
 

@@ -85,9 +85,11 @@ class RequestFields:
     idempotency_key: str | None = None
     """Names a workflow's call, so that a client may repeat the call when its answer was lost."""
     traceparent: str | None = None
+    ignored: tuple[str, ...] = ()
+    """Names that only the gateway may set."""
 
 
-def read(find: Find, names: FieldNames) -> RequestFields:
+def read(find: Find, names: FieldNames, ignored: tuple[str, ...] = ()) -> RequestFields:
     """The fields that `find` finds. Raises `BadRequest` with the field that is wrong and its allowed values."""
     workflow, stage = _name(find("workflow")), _name(find("stage"))
     if stage is not None and workflow is None:
@@ -107,6 +109,7 @@ def read(find: Find, names: FieldNames) -> RequestFields:
         session=_text(find("session")),
         idempotency_key=_text(find("idempotency_key")) if workflow is not None else None,
         traceparent=None if traceparent is None else _traceparent(traceparent[1]),
+        ignored=ignored,
     )
 
 

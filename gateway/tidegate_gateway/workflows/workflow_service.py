@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import hashlib
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -33,6 +34,8 @@ HOUSEKEEPING_S, FLUSH_S = 0.5, 0.05
 RECORDED_LOOK_S = 0.1
 LEAST_LOOK_S, MOST_LOOK_S = 0.05, 0.5
 """Between two looks at a workflow that is watched: soon after a change, and without changes."""
+SILENT_S = 15.0
+"""Proxies end a stream that is silent for longer."""
 FULL = {
     DropReason.TENANT_LIMIT.value: "the tenant's workflows have too many bytes in the store; wait until some have ended",
     DropReason.SATURATED.value: "the workflows of all tenants have too many bytes in the store; try later",
@@ -207,10 +210,11 @@ class Workflows:
         async with self._places.taken(by.tenant or "", READ_S, READERS):
             return await self._ask(lambda store: store.get(known, by=by.tenant), subject)
 
-    async def watch(self, workflow: str, by: Requester) -> AsyncIterator[store_contract.Record]:
-        """The workflow now and after each change, until it has ended. Raises `GatewayError`."""
+    async def watch(self, workflow: str, by: Requester) -> AsyncIterator[store_contract.Record | None]:
+        """The workflow now and after each change, until it has ended; None after each `SILENT_S` without a change. Raises
+        `GatewayError`."""
         seen: store_contract.Record | None = None
-        look_s = LEAST_LOOK_S
+        look_s, shown_at_s = LEAST_LOOK_S, time.monotonic()
         size = 0
 
         async def look() -> tuple[store_contract.Record, int]:
@@ -226,7 +230,10 @@ class Workflows:
             if same != seen:
                 await self._steps.next()  # many watchers may have a large record to show
                 yield record
-                seen, look_s = same, LEAST_LOOK_S
+                seen, look_s, shown_at_s = same, LEAST_LOOK_S, time.monotonic()
+            elif time.monotonic() >= shown_at_s + SILENT_S:
+                yield None
+                shown_at_s = time.monotonic()
             if record.state != "running":
                 return
             await asyncio.sleep(look_s)

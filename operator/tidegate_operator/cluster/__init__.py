@@ -29,6 +29,10 @@ class RejectedError(ClusterError):
     """The API server understood the request and rejected it; the message is the API server's own."""
 
 
+class UnknownKindError(RejectedError):
+    """The cluster does not have the resource."""
+
+
 class Reader(Protocol):
     """The objects of a pool, as far as the implementation knows them."""
 

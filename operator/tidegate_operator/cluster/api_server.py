@@ -22,8 +22,8 @@ from kubernetes.aio import client, config
 from kubernetes.aio.client import exceptions
 
 from tidegate_operator import pool_status, replica_allocation
-from tidegate_operator.cluster import ClusterError, RejectedError
-from tidegate_operator.objects import Kind, Reference, child_kinds
+from tidegate_operator.cluster import ClusterError, RejectedError, UnknownKindError
+from tidegate_operator.objects import GATEWAY_API_KINDS, Kind, Reference, child_kinds
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 
@@ -84,7 +84,14 @@ class ApiServer:
 
     async def children(self, namespace: str, pool: str) -> Sequence[Json]:
         selector = f"{child_metadata.POOL}={pool}"
-        return [item for kind in self._child_kinds for item in await self._list(kind, namespace, selector)]
+        found: list[Json] = []
+        for kind in self._child_kinds:
+            try:
+                found += await self._list(kind, namespace, selector)
+            except UnknownKindError:
+                if kind not in GATEWAY_API_KINDS:  # only pools with `gateway.api` need these; their writes are rejected
+                    raise
+        return found
 
     async def get(self, reference: Reference) -> Json | None:
         return await self.read(reference.path)
@@ -119,7 +126,13 @@ class ApiServer:
                 raise _translate(error) from error
 
     async def apply(self, manifest: Json) -> Json:
-        return await self._apply(Reference.of(manifest).path, manifest, FIELD_MANAGER)
+        reference = Reference.of(manifest)
+        try:
+            return await self._apply(reference.path, manifest, FIELD_MANAGER)
+        except ClusterError as error:
+            if error.status == HTTPStatus.NOT_FOUND and reference.kind in GATEWAY_API_KINDS:
+                raise _unknown(reference.kind) from error
+            raise
 
     async def claim(self, namespace: str, name: str, owner: str) -> bool:
         manifest = child_metadata.annotated(_pool(name), {child_metadata.OWNER: owner})
@@ -183,8 +196,7 @@ class ApiServer:
             found = await self.ask("GET", kind.path(namespace), query=query)
         except exceptions.ApiException as error:
             if error.status == HTTPStatus.NOT_FOUND:
-                missing = f"the cluster has no {kind.kind} in {kind.api_version}; install the resource that has it"
-                raise RejectedError(missing) from error
+                raise _unknown(kind) from error
             raise _translate(error) from error
         # The items of a list carry no apiVersion and kind.
         return [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in found["items"]]
@@ -284,6 +296,10 @@ class Lease:
 def _pool(name: str) -> Json:
     """The beginning of what is applied to a ServingPool."""
     return {"apiVersion": POOLS.api_version, "kind": POOLS.kind, "metadata": {"name": name}}
+
+
+def _unknown(kind: Kind) -> UnknownKindError:
+    return UnknownKindError(f"the cluster has no {kind.kind} in {kind.api_version}; install the resource that has it")
 
 
 def _translate(error: exceptions.ApiException) -> ClusterError:

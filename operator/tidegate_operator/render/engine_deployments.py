@@ -72,8 +72,6 @@ def _deployment(
     host: str,
 ) -> child_metadata.Manifest:
     selector = child_metadata.selector(pool.name, COMPONENT, node_pool.name)
-    downloads = pool.model.cache if engine_weights.is_downloaded(pool, node_pool) else None
-    start_s = pool.engine.startup_s + (downloads.download_s if downloads else 0)
     return child_metadata.manifest(
         pool, "apps/v1", "Deployment", name, COMPONENT, node_pool=node_pool.name,
         spec={
@@ -81,7 +79,7 @@ def _deployment(
             "selector": {"matchLabels": selector},
             # A new engine starts beside the old ones. `rollout` changes this where the cluster has no room for it.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
-            "progressDeadlineSeconds": start_s + spec.START_SLACK_S,
+            "progressDeadlineSeconds": engine_weights.longest_start_s(pool, node_pool) + spec.START_SLACK_S,
             "template": {
                 "metadata": {
                     "labels": {"app.kubernetes.io/name": "tidegate-engine", **selector},

@@ -64,6 +64,12 @@ class EngineWeights:
 NONE = EngineWeights()
 
 
+def longest_start_s(pool: spec.Pool, node_pool: node_pool_spec.NodePool) -> int:
+    """Seconds in which an engine of the node pool must serve, with the download of its weights."""
+    downloads = pool.model.cache if is_downloaded(pool, node_pool) else None
+    return pool.engine.startup_s + (downloads.download_s if downloads else 0)
+
+
 def is_downloaded(pool: spec.Pool, node_pool: node_pool_spec.NodePool) -> bool:
     """Whether the pods of the node pool download weights into a cache before their engines start."""
     return any(source is not None and _is_cached(pool, node_pool, source) for source in _sources(node_pool))

@@ -21,6 +21,7 @@ from tidegate_operator.render import (
     child_metadata,
     default_resources,
     engine_profile,
+    engine_weights,
     gateway_api,
     pods,
     scraping,
@@ -170,7 +171,8 @@ def manifests(
     )  # fmt: skip
     yield prometheus.announced(internal, child_metadata.METRICS_PORT)
     yield child_metadata.disruption_budget(pool, name, COMPONENT)
-    yield _network_policy(pool, operator_namespace)
+    yield _network_policy(pool, operator_namespace, prometheus)
+    first_engine_s = max(engine_weights.longest_start_s(pool, each) for each in pool.node_pools)
     yield child_metadata.manifest(
         pool, "apps/v1", "Deployment", name, COMPONENT,
         spec={
@@ -178,7 +180,7 @@ def manifests(
             "selector": {"matchLabels": selector},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             # A gateway is ready when it has an engine, and an engine may start slowly.
-            "progressDeadlineSeconds": pool.engine.startup_s + 300,
+            "progressDeadlineSeconds": first_engine_s + spec.START_SLACK_S,
             "template": {
                 "metadata": {
                     "labels": {"app.kubernetes.io/name": "tidegate-gateway", **selector},
@@ -267,7 +269,7 @@ def _password(pool: spec.Pool) -> list[dict[str, Any]]:
     return [{"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}]
 
 
-def _network_policy(pool: spec.Pool, operator_namespace: str) -> child_metadata.Manifest:
+def _network_policy(pool: spec.Pool, operator_namespace: str, prometheus: scraping.Scraping) -> child_metadata.Manifest:
     operator = {
         "podSelector": {"matchLabels": child_metadata.OPERATOR_SELECTOR},
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}},
@@ -278,7 +280,8 @@ def _network_policy(pool: spec.Pool, operator_namespace: str) -> child_metadata.
             "podSelector": {"matchLabels": child_metadata.selector(pool.name, COMPONENT)},
             "policyTypes": ["Ingress"],
             "ingress": [
-                {"ports": [{"port": "http"}, {"port": "grpc"}, {"port": "metrics"}]},
+                {"ports": [{"port": "http"}, {"port": "grpc"}]},
+                *prometheus.admitted("metrics"),
                 {"from": [operator], "ports": [{"port": "admin"}]},
                 *gateway_api.admitted(pool, *gateway_api.PORTS),
             ],
