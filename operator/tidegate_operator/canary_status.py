@@ -26,7 +26,7 @@ def of_canary(tested: canary_hold.Tested, state: canary.CanaryState, weight: int
             "phase": state.phase.value,
             "step": state.step + 1,
             **({} if weight is None else {"weight": weight}),
-            "since": _text(state.since_s),
+            "since": reconcile.timestamp_of(state.since_s),
             "reason": state.reason,
         }
     }
@@ -59,10 +59,6 @@ def event(pool: spec.Pool, tested: canary_hold.Tested, state: canary.CanaryState
         uid=pool.uid,
         reason=EVENTS[state.phase],
         message=f"{tested.node_pool}, revision {state.revision}: {state.reason}",
-        at=_text(state.since_s),
+        at=reconcile.timestamp_of(state.since_s),
         warning=state.phase is canary.Phase.STARTING,
     )
-
-
-def _text(at_s: float) -> str:
-    return reconcile.timestamp(datetime.datetime.fromtimestamp(at_s, datetime.UTC))

@@ -17,6 +17,7 @@ from tidegate_operator import (
     cluster,
     error_budget,
     operator_metrics,
+    pod_trouble,
     pool_driver,
     pool_secret,
     pool_status,
@@ -80,11 +81,8 @@ def admin_url(pool: spec.Pool) -> str:
 
 def ready_address(pod: Json, port: int = child_metadata.CONTROL_PORT) -> str | None:
     """host:port, by default of EngineControl, in a pod that is ready and not being deleted; None for any other pod."""
-    seen = pod.get("status", {})
-    ready = any(item["type"] == "Ready" and item["status"] == "True" for item in seen.get("conditions", ()))
-    if not ready or "deletionTimestamp" in pod["metadata"] or not seen.get("podIP"):
-        return None
-    return host_and_port(seen["podIP"], port)
+    address = pod.get("status", {}).get("podIP")
+    return host_and_port(address, port) if address and pod_trouble.is_ready(pod) else None
 
 
 def host_and_port(host: str, port: int) -> str:

@@ -81,6 +81,11 @@ def timestamp(instant: datetime.datetime) -> str:
     return instant.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
+def timestamp_of(at_s: float) -> str:
+    """As `timestamp`, for seconds since 1970."""
+    return timestamp(datetime.datetime.fromtimestamp(at_s, datetime.UTC))
+
+
 async def reconcile(api: cluster.Cluster, namespace: str, name: str, *, rules: Rules, now: datetime.datetime) -> Result:
     """Reads one pool from the API server and brings it to its desired state.
 

@@ -34,8 +34,8 @@ def of_decision(
     return {
         "autoscaling": {
             "reason": state.reason,
-            "since": _text(state.since_s),
-            "changes": [_text(at_s) for at_s in state.changed_at_s],
+            "since": reconcile.timestamp_of(state.since_s),
+            "changes": [reconcile.timestamp_of(at_s) for at_s in state.changed_at_s],
         },
         "nodePools": [
             {
@@ -97,7 +97,7 @@ def event(pool: spec.Pool, state: autoscaler.ScaleState, before: Mapping[str, in
         uid=pool.uid,
         reason="Scaled",
         message=f"{', '.join(changes)}: {state.reason}",
-        at=_text(state.since_s),
+        at=reconcile.timestamp_of(state.since_s),
     )
 
 
@@ -110,10 +110,6 @@ def _conflict(taken: Mapping[str, str]) -> pool_status.Condition | None:
         "Delete it, or set scaledBy: external (for a Deployment) or scaledBy: pool (for the ServingPool)."
     )
     return pool_status.Condition(type=CONDITION, status=False, reason="ScaledByAnother", message=message)
-
-
-def _text(at_s: float) -> str:
-    return reconcile.timestamp(datetime.datetime.fromtimestamp(at_s, datetime.UTC))
 
 
 def _seconds(text: str) -> float:

@@ -45,11 +45,10 @@ def of_steering(
     """The part of the status that steering writes: always complete, as server-side apply requires. `trouble` is the
     condition of a pool whose engines cannot be steered, and `store` that of its store; None = as before."""
     state = outcome.state
-    since = datetime.datetime.fromtimestamp(state.since_at_s, datetime.UTC)
     stated: dict[str, Any] = {
         "activePolicy": {
             "name": state.active,
-            "since": reconcile.timestamp(since),
+            "since": reconcile.timestamp_of(state.since_at_s),
             "reason": steering_driver.explained(outcome),
             "override": state.kind is guards.Kind.OVERRIDE,
         },
