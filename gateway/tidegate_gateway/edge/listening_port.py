@@ -16,7 +16,7 @@ EVERY_ADDRESS = "::"
 """Every address of this machine, of IPv6 and of IPv4."""
 BACKLOG = 4096
 """Connections that wait until they are accepted; the kernel asks clients beyond them to try again after a second."""
-AT_ONCE = 128
+AT_ONCE = 64
 """Connections that one step of the event loop accepts, so that a burst does not delay what is open."""
 GONE_AT_ONCE = 256
 """Connections of clients that are gone which one step of the event loop closes."""
