@@ -74,7 +74,7 @@ async def test_a_policy_switched_while_200_wait_starts_them_in_the_order_compute
             )
             for index, name in enumerate(place)
         }
-        await settled(control, lambda state: state.waiting == WAITING, 60, "not all of them wait")
+        await settled(control, lambda state: state.waiting == WAITING, 200, "not all of them wait")
         before = names(now(control))
         switched = control.SetPolicy(control_pb2.SetPolicyRequest(policy="urgency", reason="the test"))
         after = names(now(control))
@@ -136,7 +136,7 @@ async def test_bounds_are_in_force_when_they_are_acknowledged(engine, control):
     bound(control, max_running=2)
     async with aiohttp.ClientSession() as session:
         calls = [
-            asyncio.create_task(stream(session, engine, f"bounded{n}", "Once", max_tokens=4, ignore_eos=True))
+            asyncio.create_task(stream(session, engine, f"bounded{n}", "Once", max_tokens=64, ignore_eos=True))
             for n in range(6)
         ]
         peak = 0
