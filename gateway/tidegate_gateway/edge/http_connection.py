@@ -338,6 +338,7 @@ class Connection(asyncio.Protocol):
     async def _requests(self) -> None:
         waiting = self._waiting
         while self._transport is not None:
+            follows = bool(waiting or self._rejected)
             while not waiting:
                 if not self._in_body:
                     self._limit(self._limits.idle_s)
@@ -345,7 +346,7 @@ class Connection(asyncio.Protocol):
                 self._arrived = self._loop.create_future()
                 await self._arrived
             if isinstance(waiting[0], http_messages.Request):
-                await self._listener.turn_of(waiting[0])
+                await self._listener.turn_of(waiting[0], follows=follows)
                 if not waiting:
                     return  # the connection was lost meanwhile
             item = waiting.popleft()

@@ -120,7 +120,7 @@ class Server:
         self.unoccupied: dict[http_connection.Connection, None] = {}
         """The connections without a whole request, those that wait longest first for its head, or for its body."""
         self._lingering: dict[http_connection.Connection, None] = {}
-        self._starts = loop_steps.TenantTurns(STARTS)
+        self._starts, self._following = loop_steps.TenantTurns(STARTS), loop_steps.TenantTurns(STARTS)
         self.endings = loop_steps.Endings()
         self._addresses = client_addresses.ClientAddresses(limits.connections_per_address)
         self.turns = reading_turns.ReadingTurns()
@@ -182,10 +182,11 @@ class Server:
         if self._guard is not None:
             self._guard(request, route)
 
-    async def turn_of(self, request: http_messages.Request) -> None:
-        """Returns when the request may begin. Tenants take turns; probes and the files of the page take none."""
-        if request.route is None or not request.route[0].without_key:
-            await self._starts.next(http_headers.named_tenant(request.headers))
+    async def turn_of(self, request: http_messages.Request, *, follows: bool) -> None:
+        """Returns when the request may begin. Tenants take turns; probes and the files of the page take none. Requests that
+        waited behind another one of their connection, or follow a wrong one (`follows`), have turns of their own."""
+        if follows or request.route is None or not request.route[0].without_key:
+            await (self._following if follows else self._starts).next(http_headers.named_tenant(request.headers))
 
     async def answer(
         self, request: http_messages.Request, connection: http_connection.Connection
