@@ -20,7 +20,7 @@ class TenantTurns:
     of one tenant keep their order."""
 
     def __init__(self, at_once: int = 1) -> None:
-        self._at_once = at_once
+        self.at_once = at_once
         self._taken = 0
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
         """Whose turn it is next, and who waits longest, come first."""
@@ -40,7 +40,7 @@ class TenantTurns:
 
     async def take(self, tenant: str) -> None:
         """Returns when it is the turn of the caller, who has it until `give_back`."""
-        if self._taken < self._at_once:
+        if self._taken < self.at_once:
             self._taken += 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -102,6 +102,11 @@ def test_the_trouble_of_a_pod_is_told_within_thirty_seconds(in_virtual_time, fig
         def break_down():
             assert api.degraded_at_s is None
             api.placed = [pod(TROUBLES[what])]
+            for reference, made in api.kept.items():
+                if made["kind"] == "Deployment" and made["metadata"]["labels"].get("tidegate.dev/node-pool") == "a100":
+                    fewer = {**made["status"], "readyReplicas": made["status"]["readyReplicas"] - 1}
+                    api.kept[reference] = {**made, "status": fewer}
+                    controlling.on_child("MODIFIED", api.kept[reference])
             controlling.on_pod("MODIFIED", api.placed[0])
 
         loop.call_later(CALM_S, break_down)
