@@ -169,7 +169,7 @@ async def test_very_many_calls_wait_over_few_connections(
             dispatch={"cap": RUNNING}, queue={"maxRequests": 2 * MOST, "ttl": "1h"},
             limits={"bodiesBytes": bodies_bytes},
             timeouts={"firstToken": "2h", "drain": "1s"},
-            policy={"name": "urgency"}, classes=[{"name": URGENT_CLASS, "ttft": "200ms"}],
+            policy={"name": "urgency"}, classes=[{"name": URGENT_CLASS, "ttft": "200ms", "tpot": "10ms"}],
         )  # fmt: skip
 
         async def vary() -> None:

@@ -15,9 +15,6 @@ from tidegate_policy.model import DEFAULT_URGENCY, Call, CallId, WorkflowId
 from tidegate_policy.predict import tool_use
 from tidegate_policy.predict.output_length import Kind, LengthPrediction
 
-_Targets = tuple[float | None, float | None]
-"""Of the time to the first token and of the time per further token, in seconds."""
-
 
 @immutable.value(frozen=True, slots=True, kw_only=True)
 class Claims:
@@ -128,12 +125,12 @@ def promise(
     facts, slo_class, claims, now = draft.facts, draft.slo_class, draft.facts.claims, draft.arrival_at_s
     ttft_s = _latest(claims.ttft_s, slo_class.ttft_s)
     tpot_s = _latest(claims.tpot_s, slo_class.tpot_s)
-    fastest_s = _fastest_s(draft, length.expected, models)
-    untimed_s = 0.0  # for the tokens after the first one, where no target bounds their time
-    if ttft_s is not None and (tpot_s is None or slo_class.tpot_s is None):
-        untimed_s = fastest_s - _fastest_s(draft, 1, models)
-    due_at_s = _due_at_s(draft, grant, (ttft_s, tpot_s), length.expected, untimed_s)
+    due_at_s = _due_at_s(draft, grant, _implied_s(ttft_s, tpot_s, length.expected), length.expected)
     if due_at_s is not None:
+        fastest_s = min(
+            (model.alone_seconds(draft.prompt_tokens, length.expected, sequences=facts.sequences) for model in models),
+            default=0.0,
+        )
         due_at_s = max(due_at_s, now + fastest_s)
     return Call(
         id=facts.id,
@@ -167,36 +164,19 @@ def promise(
     )
 
 
-def _fastest_s(draft: Draft, output_tokens: int, models: Sequence[CostModel]) -> float:
-    """Seconds of the call alone at the fastest engine."""
-    sequences = draft.facts.sequences
-    return min(
-        (model.alone_seconds(draft.prompt_tokens, output_tokens, sequences=sequences) for model in models), default=0.0
-    )
-
-
-def _due_at_s(
-    draft: Draft, grant: StageGrant | None, targets_s: _Targets, output_tokens: int, untimed_s: float
-) -> float | None:
-    """The earliest of the stage's budget, the call's own deadline, and what its targets imply (H-MAS: D_r). The call's own
-    two are no earlier than the two of its class."""
+def _due_at_s(draft: Draft, grant: StageGrant | None, implied_s: float | None, output_tokens: int) -> float | None:
+    """The earliest of the stage's budget, the call's own deadline, and what its targets imply (`implied_s`; H-MAS: D_r).
+    The call's own two are no earlier than the two of its class."""
     slo_class, claims = draft.slo_class, draft.facts.claims
-    implied_s = _implied_s(targets_s, output_tokens, untimed_s)
     claimed_s = _earliest(slo_class.deadline_s if claims.deadline_s is None else claims.deadline_s, implied_s)
-    promised_s = _earliest(
-        slo_class.deadline_s, _implied_s((slo_class.ttft_s, slo_class.tpot_s), output_tokens, untimed_s)
-    )
+    promised_s = _earliest(slo_class.deadline_s, _implied_s(slo_class.ttft_s, slo_class.tpot_s, output_tokens))
     own_s = _latest(claimed_s, promised_s)
     return _earliest(grant.due_at_s if grant else None, None if own_s is None else draft.arrival_at_s + own_s)
 
 
-def _implied_s(targets_s: _Targets, output_tokens: int, untimed_s: float) -> float | None:
-    """Seconds from arrival to the last token when the targets are just met. Without a target for the tokens after the first
-    one they take `untimed_s`."""
-    ttft_s, tpot_s = targets_s
-    if ttft_s is None:
-        return None
-    return ttft_s + (untimed_s if tpot_s is None else tpot_s * output_tokens)
+def _implied_s(ttft_s: float | None, tpot_s: float | None, output_tokens: int) -> float | None:
+    """Seconds from arrival to the last token when both targets are just met."""
+    return None if ttft_s is None or tpot_s is None else ttft_s + tpot_s * output_tokens
 
 
 def _earliest(one_s: float | None, other_s: float | None) -> float | None:
