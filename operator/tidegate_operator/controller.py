@@ -159,9 +159,9 @@ class Controller:
             if report is not None:
                 if body is not None and report:
                     self._cache.on_written(await reconcile.write_report(self._api, body, report), since=events)
-                elif given is None and not self._is_changing(body, *known[1:3]):
+                elif given is None and not self._is_changing(*known):
                     self._settled[key] = events
-                return self._next_check_s(body, *known[1:3])
+                return self._next_check_s(*known)
         found = await self._cache.refresh(key, self._api)
         result = await reconcile.carry_out(self._api, *found, rules=self._rules, now=self._clock())
         if result is reconcile.Result.GONE:
@@ -171,7 +171,7 @@ class Controller:
         self._left.pop(key, None)
         if result is reconcile.Result.REJECTED:
             return RETRY_REJECTED_S
-        return self._next_check_s(*found[:3])
+        return self._next_check_s(*found)
 
     async def _leave(self, body: Json) -> None:
         """Tells once that a pool belongs to another operator."""

@@ -74,7 +74,7 @@ async def test_a_policy_switched_while_200_wait_starts_them_in_the_order_compute
             )
             for index, name in enumerate(place)
         }
-        await settled(control, lambda state: state.waiting == WAITING, 200, "not all of them wait")
+        await settled(control, lambda state: state.waiting == WAITING, 60, "not all of them wait")
         before = names(now(control))
         switched = control.SetPolicy(control_pb2.SetPolicyRequest(policy="urgency", reason="the test"))
         after = names(now(control))

@@ -4,6 +4,7 @@ Standard library only, so that a pod can run this file too: `python object_store
 folders with their checksums.
 """
 
+import abc
 import hashlib
 import http.server
 import json
@@ -50,7 +51,7 @@ class Store(http.server.ThreadingHTTPServer):
         return [word.removeprefix("GET ") for word in self.asked if word.startswith("GET ") and "?" not in word]
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+class Handler(http.server.BaseHTTPRequestHandler, abc.ABC):
     protocol_version = "HTTP/1.1"
     server: Store
 
@@ -61,8 +62,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.server.asked.append(f"{self.command} {self.path}")
         self.serve()
 
+    @abc.abstractmethod
     def serve(self) -> None:
-        raise NotImplementedError
+        """Answers a request whose path has been noted."""
 
     def answer(self, status: int, body: bytes, **headers: str) -> None:
         self.send_response(status)

@@ -122,18 +122,15 @@ class Connection(asyncio.Protocol):
 
     def _take(self, data: bytes) -> None:
         began_at_s = time.monotonic()
-        self._gathered = []
         try:
-            self._read(self._data + data if self._data else data)
+            self._read_and_send(self._data + data if self._data else data)
         except h2.ConnectionBroken as broken:
             self._more = False
             self.server.broken(broken)
             self._go_away(broken.code, last=self._last)
             self._reset_all()
-            self._send_gathered()
             self.close()
         finally:
-            self._send_gathered()
             self.server.turns.spend(time.monotonic() - began_at_s)
 
     def _join_line(self) -> None:
@@ -164,10 +161,15 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self.server.unread.leave(self._transport)
 
-    def _send_gathered(self) -> None:
-        gathered, self._gathered = self._gathered, None
-        if gathered:
-            self.write(b"".join(gathered))
+    def _read_and_send(self, data: bytes) -> None:
+        """Reads frames, and sends what is written meanwhile in one piece. Raises `ConnectionBroken`."""
+        self._gathered = gathered = list[bytes]()
+        try:
+            self._read(data)
+        finally:
+            self._gathered = None
+            if gathered:
+                self.write(b"".join(gathered))
 
     def write(self, data: bytes) -> None:
         if self._gathered is not None:

@@ -55,14 +55,13 @@ class Discovery:
         self._profiles = profiles
         self._checks: dict[EngineId, asyncio.Task[None]] = {}
         self._static = [_static(engine, self._cost(engine.profile, engine.cost)) for engine in settings.engines]
-        self._sources: list[Find] = [
+        self._names: list[Find] = [
             functools.partial(_addresses, service, self._cost(service.profile, service.cost))
             for service in settings.services
         ]
         self._pool: inference_pool.PoolReader | None = None
         if settings.inference_pool.name is not None:
             self._pool = inference_pool.PoolReader(settings.inference_pool)
-            self._sources.append(self._pods)
 
     @property
     def knows_pool(self) -> bool:
@@ -74,8 +73,10 @@ class Discovery:
         async with self._pool or contextlib.nullcontext(), asyncio.TaskGroup() as group:
             for address in self._static:
                 self._appeared(group, loops, address)
-            for find in self._sources:
-                group.create_task(self._follow(group, loops, find, forgets=find != self._pods))
+            for find in self._names:
+                group.create_task(self._follow(group, loops, find, forgets=True))
+            if self._pool is not None:
+                group.create_task(self._follow(group, loops, self._pods, forgets=False))
 
     def _cost(self, profile: str | None, inline: Mapping[str, float] | None) -> cost.CostModel | None:
         try:
