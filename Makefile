@@ -37,9 +37,9 @@ up: $(VENV)/.installed-$(if $(filter vllm%,$(ENGINES)),all,up) ## the whole syst
 
 client: $(VENV)/.installed-client ## the OpenAI SDK, for the client helper and the examples
 
-install: $(VENV)/.installed-all $(VENV)/.compiled kubernetes ## everything: Python environment with vLLM (CPU), compiled core, Kubernetes binaries
+install: $(VENV)/.installed-all compiled kubernetes ## everything: Python environment with vLLM (CPU), compiled core, Kubernetes binaries
 
-test: install lint ## all tests that need no root; TESTS=tests/gateway runs a part of them
+test: $(VENV)/.installed-all kubernetes lint ## all tests that need no root; TESTS=tests/gateway runs a part of them
 ifdef TESTS
 	$(BIN)/python -m pytest $(TESTS)
 else
@@ -131,10 +131,6 @@ $(UV):
 	  { echo "Tidegate needs Python 3.11 or later; name one by PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements/uv.txt
-
-$(VENV)/.compiled: | $(VENV)/.installed-all
-	$(COMPILE)
-	@touch $@
 
 $(VENV)/.installed-%: requirements/%.txt pyproject.toml | $(UV)
 	$(UV) pip install -q --python $(BIN)/python --require-hashes -r $<

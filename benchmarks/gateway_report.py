@@ -140,7 +140,8 @@ def text(report: dict[str, Any], reference: str) -> str:
     """The report as tables."""
     lines = [
         f"{report['repeats']} repeats; answers of {report['tokens']} tokens; "
-        f"{'with' if report['store'] else 'without'} a store; load average {report['load_average']:.1f}",
+        f"{'with' if report['store'] else 'without'} a store; load average {report['load_average']:.1f}; "
+        f"decision core: {', '.join(f'{name} {form}' for name, form in report['cores'].items())}",
         "",
         f"{'mode':8}{'prompt':>8}{'conns':>6}  {'environment':14}{'CPU us a request':>24}"
         f"{f'ratio to {reference}':>24}{'blocks':>9}",

@@ -6,6 +6,7 @@ The simulator is `tidegate_sim`. This engine has no batches and no accelerator, 
 
 import asyncio
 import contextlib
+import random
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -31,7 +32,8 @@ class FakeEngine:
     padding: str = ""
     """What each token of a stream has besides its number."""
     token_s: float = 0.0
-    first_s: float = 0.0
+    first_s: float | tuple[float, float] = 0.0
+    """Seconds before the first token; two numbers: each call draws from between them."""
     status: int = 200
     """The status of completions."""
     hang: bool = False
@@ -90,7 +92,7 @@ class FakeEngine:
         if self.garbage is not None:
             kind = "text/event-stream" if body.get("stream") else "application/json"
             return web.Response(body=self.garbage, content_type=kind)
-        await asyncio.sleep(self.first_s)
+        await asyncio.sleep(random.uniform(*self.first_s) if isinstance(self.first_s, tuple) else self.first_s)
         most = body.get("max_completion_tokens") or body.get("max_tokens") or self.tokens
         count = min(self.tokens, most)
         prompt = self.prompt_tokens

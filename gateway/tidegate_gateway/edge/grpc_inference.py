@@ -30,7 +30,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
                     context, write_s, inference_pb2.GenerateResponse(accepted=_accepted(parsed, answer))
                 )
                 finish = ""
-                block = answer.reply.first
+                block = answer.reply.take_first()
                 while block:
                     for text, reason in _pieces(block, parsed.endpoint):
                         finish = reason or finish
@@ -61,7 +61,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
                     raise error_table.rejected(reply.first)
                 accepted = inference_pb2.CallResponse(accepted=_accepted(parsed, answer))
                 await grpc_answers.write(context, write_s, accepted)
-                block = reply.first
+                block = reply.take_first()
                 while block:
                     for body in _payloads(block, parsed.endpoint) if reply.streamed else (block,):
                         await grpc_answers.write(context, write_s, inference_pb2.CallResponse(body=body))

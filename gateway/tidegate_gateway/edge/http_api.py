@@ -162,7 +162,7 @@ class HttpApi:
     ) -> None:
         reply = answer.reply
         await connection.begin(200, {"Content-Type": reply.content_type, **headers, "Cache-Control": "no-cache"})
-        block = reply.first
+        block = reply.take_first()
         while not reply.meter.done:
             await connection.write(block)
             try:

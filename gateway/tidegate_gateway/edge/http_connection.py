@@ -102,8 +102,7 @@ class Connection(asyncio.Protocol):
         if not request.chunks:
             await self._write(held + block)
             return
-        end = b"0\r\n\r\n" if last else b""
-        await self._write(b"%s%x\r\n%s\r\n%s" % (held, len(block), block, end) if block else held + end)
+        await self._write(*http_messages.chunk(held, block, last=last))
 
     def release_body(self) -> None:
         """The handler has let go of the body of the present request, long before its answer ends."""
@@ -436,13 +435,12 @@ class Connection(asyncio.Protocol):
             raise AssertionError("no request is being answered")
         return self._present
 
-    async def _write(self, data: bytes) -> None:
+    async def _write(self, *parts: bytes) -> None:
         """Writes, and waits until the kernel has it all. Raises `ConnectionResetError` when the client does not read."""
         transport = self._transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the connection is lost")
-        if data:
-            transport.write(data)
+        transport.writelines(parts)
         while self._full:
             left = transport.get_write_buffer_size()
             self._listener.unread.enter(transport)

@@ -18,6 +18,8 @@ from tidegate_gateway.openai.error_table import BadRequest, GatewayError
 
 ENCODED_SLASH = chr(0xD800)
 """Decoded text never contains a lone surrogate."""
+COPIED_BYTES = 4096
+"""Of a block that is copied into its chunk, because one write of a small chunk is cheaper than three."""
 MOST_PARAMETERS = 16
 """Parameters of a query."""
 
@@ -103,6 +105,17 @@ def reply(value: object, status: int = 200) -> Response:
 def error_response(error: GatewayError) -> Response:
     """The answer for an error."""
     return Response(body=error.body(), status=error.row.status, headers=error.headers())
+
+
+def chunk(held: bytes, block: bytes, *, last: bool) -> tuple[bytes, ...]:
+    """A block of a body in the chunked coding, after what was held; the end of the body if it is the last. A large block
+    is not copied, because the copy would wait beside it for a slow client."""
+    end = b"0\r\n\r\n" if last else b""
+    if not block:
+        return (held + end,)
+    if len(block) > COPIED_BYTES:
+        return b"%s%x\r\n" % (held, len(block)), block, b"\r\n" + end
+    return (b"%s%x\r\n%s\r\n%s" % (held, len(block), block, end),)
 
 
 def head(status: int, headers: Mapping[str, str], framing: str, date: str, *, keeps: bool) -> bytes:

@@ -48,6 +48,11 @@ class Reply:
         self._tap = tap
         self._closed = False
 
+    def take_first(self) -> bytes:
+        """What has come with the first token. It is kept no longer, because the stream may be long and its client slow."""
+        first, self.first = self.first, b""
+        return first
+
     @property
     def rejects(self) -> bool:
         """The engine says that the request is at fault."""

@@ -77,7 +77,7 @@ class TenantShares:
         self._limits, self._memory = limits, memory
         self.prompts = prompt_window.PoolPrompts(prompts if bounded else prompt_window.FREE)
         self._places = pool_places.PoolPlaces(shared or limits)
-        self._headroom, self._floods_part = (HEADROOM, FLOODS_PART) if headroom else (0.0, 1.0)
+        self._headroom = HEADROOM if headroom else 0.0
         self._least, self._full_at = (LEAST_PLACES, 0.0) if headroom else (0, 1.0 - MARGIN)
         """A call enters while its tenant has more free places than that."""
         self._bounds_found: tuple[dict[str, float], Collection[str]] = ({}, ())
@@ -463,7 +463,7 @@ class TenantShares:
             bounds[name] = bound = max(share, part * tenant.weight * (keeps if tenant.keeps else 1.0), self._least)
             floods = wanted > FLOODING * bound
             if floods:
-                flooding[name] = max(self._floods_part * share, self._least)
+                flooding[name] = max(FLOODS_PART * share, self._least)
             if not tenant.keeps:
                 until_s = min(until_s, tenant.keeps_at_s(self._bounds_rate * tenant.weight) - MARGIN)
             if not level_is_known and wanted <= share:

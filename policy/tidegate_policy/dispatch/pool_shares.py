@@ -210,7 +210,8 @@ class PoolShares:
         part = self._part_of.get(item.call.id)
         if part is not None and part.shares.arrived(now, item) is None:
             return None
-        return self._whole.lets_in(now, item)
+        enters = self._whole.lets_in(now, item)
+        return None if enters is None else self._marked(now, enters, part)
 
     def enter(self, now: float, item: QueuedRequest) -> None:
         """The call enters the queue, for the first time or after an engine failed it."""
@@ -342,17 +343,30 @@ class PoolShares:
                 continue
             for item in self._of_other_engines(now, part) or part.shares.release(now):
                 if self._whole.has_room(now, item.call):
-                    yield self._whole.marked(now, item)
+                    yield self._marked(now, self._whole.marked(now, item), part)
                 else:
                     part.shares.withdraw(item.call)
                     self._whole.hold(now, item)
         for item in self._whole.release(now):
             part_of = self._part_of.get(item.call.id)
             if part_of is None or part_of.shares.has_room(now, item.call):
-                yield item
+                yield self._marked(now, item, part_of)
             else:  # its part has filled since it asked there
                 self._whole.withdraw(item.call)
                 part_of.shares.hold(now, item)
+
+    def _marked(self, now: float, item: QueuedRequest, part: _Part | None) -> QueuedRequest:
+        """A call that enters, as the whole pool has marked it, with the marks of its part: a tenant may flood the few
+        engines of a part and be within its share of all."""
+        if part is None:
+            return item
+        whole, there = item.call, part.shares.marked(now, item).call
+        yields = whole.yields or there.yields
+        owed = not yields and (whole.owed or there.owed)
+        ahead = not yields and not owed and (whole.ahead or there.ahead)
+        if (whole.yields, whole.owed, whole.ahead) == (yields, owed, ahead):
+            return item
+        return replace(item, call=replace(whole, yields=yields, owed=owed, ahead=ahead))
 
     def _of_other_engines(self, now: float, part: _Part) -> list[QueuedRequest]:
         """All held calls of a part whose calls may go to other engines by now: they have the shares of the whole pool."""
