@@ -54,7 +54,7 @@ faults: install ## all fault tests, with floods, slow clients, a soak of SOAK_MI
 	TIDEGATE_INTERPRETED=1 $(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-profile random $(PURE_TESTS)
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(PROMISE_TESTS)
 	TIDEGATE_FAULTS=$(FIGURES) $(BIN)/python -m pytest tests/faults tests/operator/test_idle_pools.py \
-	  tests/operator/test_edits_and_streams.py tests/operator/test_api_server_faults.py
+	  tests/operator/test_edits_and_streams.py tests/operator/test_api_server_faults.py tests/engine/test_long_engine_queue.py
 
 lint: $(VENV)/.installed-all ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check $(SOURCES)

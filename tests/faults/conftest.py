@@ -75,6 +75,12 @@ class Process:
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     @property
+    def peak_memory(self) -> int:
+        """The most resident bytes since the start, or since the kernel was told to forget the most (`clear_refs`)."""
+        status = pathlib.Path(f"/proc/{self.child.pid}/status").read_text()
+        return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+
+    @property
     def cpu_s(self) -> float:
         """User and system time until now; the kernel counts it in hundredths of a second."""
         fields = pathlib.Path(f"/proc/{self.child.pid}/stat").read_text().rsplit(")", 1)[1].split()

@@ -99,12 +99,6 @@ async def test_no_body_keeps_other_clients_waiting(rig: Any, figure: Any, tmp_pa
     assert grown < 512
 
 
-def peak_bytes(pid: int) -> int:
-    """The most resident bytes since `forget_peak`."""
-    line = next(one for one in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
-
-
 def forget_peak(pid: int) -> None:
     pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")
 
@@ -125,7 +119,7 @@ async def test_large_bodies_that_come_together_take_a_bounded_memory(rig: Any, f
             forget_peak(gateway.child.pid)
             statuses = await asyncio.gather(*(sent(path, body) for _ in range(TOGETHER)))
             assert set(statuses) <= {*REFUSED}, (name, statuses)
-            peaks[name] = (peak_bytes(gateway.child.pid) - before) / 2**20
+            peaks[name] = (gateway.peak_memory - before) / 2**20
         stays = (gateway.memory - before) / 2**20
         assert await sent(CHAT, chat("x")) == 200
     most = max(peaks, key=lambda name: peaks[name])

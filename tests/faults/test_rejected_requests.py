@@ -14,6 +14,8 @@ pytestmark = pytest.mark.faults
 EACH, TOGETHER = 100, 10
 CHAT = "/v1/chat/completions"
 GOAL_MS = 5.0
+BODY_MIB = 8
+"""`limits.bodyBytes`."""
 LARGE = ("a million stop strings", "a pattern of 7 MB")
 PARSED = "the body is within limits.bodyBytes and is parsed first"
 
@@ -69,7 +71,10 @@ async def test_a_rejected_request_costs_little(rig: Any, figure: Any) -> None:
     async with fake_engine.engine() as engine:
         gateway = await rig.gateway([engine], None)
         port = int(gateway.url.rpartition(":")[2])
-        before = gateway.memory
+        before, peak_before = gateway.memory, gateway.peak_memory
+        for request in REQUESTS.values():
+            await sent(port, request)
+        peak = (gateway.peak_memory - peak_before) / 2**20
         for name, request in REQUESTS.items():
             cpu_s = gateway.cpu_s
             for _ in range(EACH // TOGETHER):
@@ -81,5 +86,7 @@ async def test_a_rejected_request_costs_little(rig: Any, figure: Any) -> None:
     for name, milliseconds in used_ms.items():
         figure(f"rejected, {name}: CPU time each, ms", f"{milliseconds:.1f}", goal=f"below {GOAL_MS:.0f}",
                met=milliseconds < GOAL_MS, known=PARSED if name in LARGE else "")  # fmt: skip
+    figure("rejected: most memory of one request meanwhile, MiB", f"{peak:.0f}", goal=f"at most {2 * BODY_MIB}",
+           met=peak <= 2 * BODY_MIB, known=PARSED)  # fmt: skip
     figure("rejected: memory that stays, MiB", f"{grown:.0f}", goal="at most 16", met=grown <= 16)
     assert max(used_ms.values()) < 200, used_ms

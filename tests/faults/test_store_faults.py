@@ -29,6 +29,8 @@ async def status_of(http: aiohttp.ClientSession, gateway: Any) -> str:
 GOAL_S = 1.1
 """For the answer to a request that needs the store: the store's time limit of 1 s, and the answer. It is a figure; the
 tests allow more, because machines differ."""
+SERVED_S = 0.1
+"""For single calls, which need no store."""
 HANG_S = 30 if "TIDEGATE_FAULTS" in os.environ else 1
 
 
@@ -219,13 +221,16 @@ async def test_a_hanging_store_does_not_hang_the_gateway(rig: Any, until: Any, f
     gateway = await rig.gateway([await rig.engine()], kept.url)
     flow = await create(rig.http, gateway)
     kept.pause()
-    until_s, waited_s = time.monotonic() + HANG_S, 0.0
+    until_s, waited_s, served_s = time.monotonic() + HANG_S, 0.0, 0.0
     while waited_s == 0.0 or time.monotonic() < until_s:
         waited_s = max(waited_s, await refused_quickly(rig.http, gateway))
         started = time.monotonic()
         answers = await asyncio.gather(*(post(rig.http, gateway.url + "/v1/completions", CALL) for _ in range(20)))
         assert {status for status, _, _ in answers} == {200}
-        assert time.monotonic() - started < 5
+        served_s = max(served_s, time.monotonic() - started)
+        assert served_s < 5
+    figure(f"the store hangs for {HANG_S} s: longest of 20 single calls together, s", f"{served_s:.3f}", goal="0.1",
+           met=served_s <= SERVED_S)  # fmt: skip
     figure(f"the store hangs for {HANG_S} s: a new workflow is refused after, s", f"{waited_s:.2f}", goal=f"{GOAL_S:g}",
            met=waited_s <= GOAL_S)  # fmt: skip
     kept.resume()

@@ -180,3 +180,22 @@ def test_bounds_follow_the_memory_and_the_limits_of_engines() -> None:
         made.on_engine(1.0, replace(known.facts, cost=smaller))
     shares.bounds(1.0)
     assert shares._place_tokens == before / 4
+
+
+def test_a_tenant_that_floods_one_engine_yields_there_although_it_is_within_its_share_of_the_pool() -> None:
+    made = Gate("fcfs", max_inflight=50, engines=4)
+    made.tenants.on_others(0.0, PoolLoad(places=200.0), 1)
+    made.on_arrival(0.0, of("chat", "before"), FIRST)
+    for number in range(210):
+        made.on_arrival(1.0, of("flood", f"flood {number}"), FIRST)
+    made.on_arrival(2.0, of("chat", "chat"), FIRST)
+    held = [item.call.id for item in made.tenants]
+    assert held, "the flood wants more than the places of the engine"
+    for number in range(30):
+        made.on_first_token(3.0, CallId(f"flood {number}"))
+        made.on_end(3.0, CallId(f"flood {number}"))
+    later = [made._out[name].item.call for name in held if name in made._out]
+    assert later
+    assert {(call.yields, call.owed) for call in later} == {(True, False)}
+    mine = made._out[CallId("chat")].item.call
+    assert (mine.yields, mine.owed) == (False, True), "its prompt is computed before those of the flood"
