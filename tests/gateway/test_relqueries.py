@@ -10,6 +10,7 @@ import relquery_requests
 from redis import asyncio as redis
 
 from tidegate_gateway import fake_engine
+from tidegate_gateway.openai import parsed_request
 from tidegate_gateway.relqueries import relquery_runner, row_results
 from tidegate_gateway.store import relquery_store, store_contract
 
@@ -69,6 +70,7 @@ async def test_a_client_goes_on_after_the_rows_that_it_has(up: Any) -> None:
         async with client.http.get(url + "?after=29", headers={"Accept": "application/x-ndjson"}) as response:
             lines = [orjson.loads(line) for line in (await response.read()).splitlines()]
         assert [item["object"] for item in lines] == ["relquery", "relquery.row", "relquery.progress", "relquery"]
+        assert lines[2]["last"] == 30, "JSON lines have no ids, so the progress tells where to go on"
         _, page, _ = await client.send("GET", f"{PATH}/{created['id']}/rows?stream=false&limit=7&after=20")
         assert (len(page["data"]), page["last"], page["has_more"]) == (7, 27, True)
         assert len(engine.bodies) == 30
@@ -326,6 +328,38 @@ async def test_results_beyond_their_bound_fail_the_relquery(up: Any) -> None:
         found = await submit(client, json=relquery_requests.body(100))
         assert found[-2][1]["status"] == "failed"
         assert 5 < len(relquery_requests.of_rows(found)) < 100
+
+
+async def test_a_gateway_that_drains_keeps_the_relqueries_whose_rows_are_under_way(up: Any, until: Any) -> None:
+    options = {"store_options": {"lease": "500ms"}, "timeouts": {"drain": "20s"}}
+    async with fake_engine.engine(first_s=2.0) as engine, up(engine, pool="drains", **options) as first:
+        assert (await first.send("POST", PATH, json=relquery_requests.body(3, stream=False)))[0] == 201
+        await until(lambda: engine.running == 3)
+        async with up(engine, pool="drains", **options) as other:
+            first.gateway.draining = True
+            await asyncio.sleep(1.5)
+            assert not other.gateway.relquery_runner.in_flight
+            assert len(engine.bodies) == 3, "no row runs twice"
+            await until(lambda: not first.gateway.relquery_runner.in_flight)
+
+
+async def test_rows_of_a_model_whose_engines_are_gone_for_a_while_wait_for_it(
+    up: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relquery_runner, "MOST_RETRY_S", 0.1)
+    async with fake_engine.engine() as engine, up(engine) as client:
+        answer, gone = client.gateway.relquery_runner._calls.answer, [True] * 3
+
+        def answered(now: float, request: Any) -> Any:
+            if gone:
+                gone.pop()
+                raise parsed_request.unknown_model(request.model, ["other"])
+            return answer(now, request)
+
+        monkeypatch.setattr(client.gateway.relquery_runner._calls, "answer", answered)
+        found = await submit(client, json=relquery_requests.body(2))
+        assert found[-2][1]["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
+        assert not gone
 
 
 async def test_without_a_store_relqueries_are_shed(up: Any) -> None:

@@ -207,6 +207,20 @@ async def test_a_wrong_header_is_an_error(up: Any, headers: dict[str, str]) -> N
         assert (status, error["error"]["param"]) == (400, next(iter(headers)))
 
 
+@pytest.mark.parametrize(("query", "headers"), [("?trace=1", {}), ("", {"Last-Event-ID": "x"}), ("?after=-1", {})])
+async def test_a_wrong_place_in_the_stream_is_named_before_the_relquery_exists(
+    up: Any, query: str, headers: dict[str, str]
+) -> None:
+    async with fake_engine.engine() as engine, up(engine) as client:
+        status, error, answered = await client.send(
+            "POST", PATH + query, json=relquery_requests.body(), headers=headers
+        )
+        assert (status, error["error"]["param"]) == (400, "trace" if "trace" in query else "after")
+        assert "x-tidegate-relquery" not in answered
+        assert not client.gateway.relquery_runner.in_flight
+        assert not engine.bodies
+
+
 @pytest.mark.parametrize(
     ("data", "kind"),
     [

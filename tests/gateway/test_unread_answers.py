@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tidegate_gateway import fake_engine
-from tidegate_gateway.edge import unread_answers
+from tidegate_gateway.edge import http_connection, unread_answers
 
 LONG = 100 * 1024
 
@@ -107,3 +107,22 @@ async def test_a_client_that_reads_gets_its_long_answer_although_many_others_do_
         finally:
             for one in sockets:
                 one.close()
+
+
+async def test_a_client_that_is_slow_takes_no_time_from_its_engine(up: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = http_connection.Connection.write
+
+    async def slow(self: http_connection.Connection, block: bytes, *, last: bool = False) -> None:
+        await write(self, block, last=last)
+        await asyncio.sleep(0.9)
+
+    monkeypatch.setattr(http_connection.Connection, "write", slow)
+    body = {"model": "fake", "prompt": "x", "stream": True, "max_tokens": 3}
+    async with (
+        fake_engine.engine(tokens=3, token_s=1.0) as engine,
+        up(engine, timeouts={"nextToken": "500ms"}) as client,
+        client.http.post(client.url + "/v1/completions", json=body) as response,
+    ):
+        answer = await response.read()
+    assert b"engine_timeout" not in answer
+    assert answer.endswith(b"data: [DONE]\n\n")

@@ -35,6 +35,12 @@ async def test_a_step_that_takes_too_long_is_an_engine_timeout_and_the_task_goes
     assert cancelling() == 0
 
 
+async def test_the_sentence_has_the_limit_and_not_what_was_left_of_it() -> None:
+    with pytest.raises(error_table.EngineTrouble) as caught:
+        await watchdog.Watchdog().within(-0.01, never(), "sent no token", of_s=30.0)
+    assert "sent no token within 30 s" in str(caught.value)
+
+
 async def test_the_limit_of_an_earlier_step_does_not_cut_a_later_step() -> None:
     watched = watchdog.Watchdog()
     await watched.within(0.02, after(0), "slept")

@@ -53,6 +53,7 @@ class RelQueryApi:
     async def _submit(
         self, request: http_messages.Request, connection: http_connection.Connection
     ) -> http_messages.Response | None:
+        after = _after(request)
         headers = http_headers.headers_of(request.headers)
         by = http_requester.read(headers)
         fields = http_headers.read(headers)
@@ -69,7 +70,7 @@ class RelQueryApi:
             )
         del rows
         connection.release_body()
-        await self._follow(request, connection, record, _after(request), by)
+        await self._follow(request, connection, record, after, by, is_new=True)
         return None
 
     async def _json(
@@ -154,24 +155,31 @@ class RelQueryApi:
         record: relquery_store.RelQueryRecord,
         after: int,
         by: workflow_service.Requester,
+        *,
+        is_new: bool = False,
     ) -> None:
-        """Writes the stream of a relQuery."""
+        """Writes the stream of a relQuery. That of a new one begins at once: its client has to learn the id."""
         lines = LINES in request.header("accept")
         kind = LINES if lines else EVENTS + "; charset=utf-8"
         async with contextlib.aclosing(self._relqueries.follow(record.client_id, after, by)) as pages:
-            page: relquery_service.Page | None = await anext(pages)  # an error now has a status of its own
+            page: relquery_service.Page | None = None
+            if not is_new:  # an error now has a status of its own
+                page = await anext(pages)
             await connection.begin(200, {"Content-Type": kind, "Cache-Control": "no-cache", **_headers(record)})
             await connection.write(_block(lines, [orjson.dumps(relquery_view.as_json(record))]))
             written_at_s = self._gateway.clock()
             try:
+                if is_new:
+                    page = await anext(pages, None)
                 while page is not None:
                     if page.results:
                         block = _block(lines, page.results, page.after)
-                        block += _block(lines, [orjson.dumps(relquery_view.progress(page.record))])
+                        block += _block(lines, [orjson.dumps(relquery_view.progress(page.record, page.last))])
                         await connection.write(block)
                         written_at_s = self._gateway.clock()
-                    elif not lines and self._gateway.clock() > written_at_s + workflow_service.SILENT_S:
-                        await connection.write(b": the relQuery runs\n\n")
+                    elif self._gateway.clock() > written_at_s + workflow_service.SILENT_S:
+                        silent = orjson.dumps(relquery_view.progress(page.record, page.last))
+                        await connection.write(_block(lines, [silent]) if lines else b": the relQuery runs\n\n")
                         written_at_s = self._gateway.clock()
                     record = page.record
                     page = await anext(pages, None)

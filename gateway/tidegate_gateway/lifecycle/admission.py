@@ -129,7 +129,7 @@ class Admission:
 
     def _grant(self, now: float, membership: workflow_service.Membership, model: str) -> promises.StageGrant:
         record = membership.record
-        deadline_at_s = now + (record.deadline_ms - record.now_ms) / 1000
+        deadline_at_s = self._clock() + (record.deadline_ms - record.now_ms) / 1000
         facts = gateway_core.WorkflowFacts(
             id=membership.workflow,
             tenant=record.tenant,

@@ -49,8 +49,8 @@ class Relay:
         self._reply: engine_client.Reply | None = None
         self._report_at_tokens = PROGRESS_TOKENS
         self._loop = asyncio.get_running_loop()
-        self._token_by_s = 0.0
-        """By when the next token must come, on the event loop's clock."""
+        self._token_left_s = timeouts.next_token_s
+        """For the next token. A client that takes long to read a block takes none of it."""
         self._ended = False
 
     @property
@@ -69,9 +69,9 @@ class Relay:
         if reply.meter.done:
             return b""
         tokens = reply.meter.tokens
-        left_s = self._token_by_s - self._loop.time()
+        limit_s, began_s = self._timeouts.next_token_s, self._loop.time()
         try:
-            block = await self._within(left_s, reply.next_block(), "sent no token")
+            block = await self._within(self._token_left_s, reply.next_block(), "sent no token", of_s=limit_s)
         except error_table.GatewayError as error:
             self.record.outcome = self.record.failure = error.code
             if isinstance(error, error_table.EngineTrouble):
@@ -80,7 +80,9 @@ class Relay:
             raise
         meter = reply.meter
         if meter.tokens != tokens:  # blocks without a token, such as comments, do not count
-            self._token_by_s = self._loop.time() + self._timeouts.next_token_s
+            self._token_left_s = limit_s
+        else:
+            self._token_left_s -= self._loop.time() - began_s
         if meter.done:
             await self._complete(reply)
         elif meter.tokens >= self._report_at_tokens:
@@ -138,7 +140,6 @@ class Relay:
                 continue
             self._reply = reply
         self.record.first_token_at_s = self._clock()
-        self._token_by_s = self._loop.time() + self._timeouts.next_token_s
         self._placement.answered(rejects=self._reply.rejects)
         meter = self._reply.meter
         if meter.done:

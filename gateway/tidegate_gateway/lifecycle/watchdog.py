@@ -39,8 +39,9 @@ class Watchdog:
         self._timer: asyncio.TimerHandle | None = None
         self._interruption: error_table.GatewayError | None = None
 
-    async def within(self, seconds: float, step: Coroutine[Any, Any, T], what: str) -> T:
-        """The result of `step`. Raises the error of an interruption, and `EngineTrouble` when the time is over."""
+    async def within(self, seconds: float, step: Coroutine[Any, Any, T], what: str, *, of_s: float | None = None) -> T:
+        """The result of `step`. Raises the error of an interruption, and `EngineTrouble` when the time is over. Its sentence
+        has the limit `of_s`, of which `seconds` are left."""
         task = asyncio.current_task()
         if self._interruption is not None or task is None:
             step.close()
@@ -53,7 +54,7 @@ class Watchdog:
         except asyncio.CancelledError as error:
             if not self._cut or task.cancelling() > cancelling + 1:
                 raise  # the client hung up
-            late = error_table.EngineTrouble(f"the engine {what} within {seconds:.3g} s", code="engine_timeout")
+            late = error_table.EngineTrouble(f"the engine {what} within {of_s or seconds:.3g} s", code="engine_timeout")
             raise (self._interruption or late) from error
         finally:
             self._task = None

@@ -8,7 +8,7 @@ from tidegate_gateway.openai.error_table import BadRequest
 
 MOST_MEDIA = 256
 """How many images and sounds count in a request. A client could make a short request look like hours of work otherwise."""
-_NO_CONTENT = frozenset({"type", "text", "refusal", "annotations", "cache_control"})
+_NO_CONTENT = frozenset({"type", "text", "refusal", "annotations", "cache_control", "id", "status", "logprobs"})
 
 MOST_MESSAGES = 20_000
 """Messages of a request, and parts of a message."""
@@ -21,12 +21,13 @@ def read_size(body: Mapping[str, Any], most_choices: int) -> endpoint.RequestSiz
         raise BadRequest("messages must be a list with at least one message", param="messages")
     if len(messages) > MOST_MESSAGES:
         raise BadRequest(f"messages must be a list of at most {MOST_MESSAGES} messages", param="messages")
-    characters = media = 0
+    characters, media = tool_calls.characters_of_tools(body), 0
     for i, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise BadRequest(f"messages[{i}] must be an object with a role", param=f"messages[{i}]")
         more, more_media = _content_size(message.get("content"), i)
-        characters, media = characters + more, media + more_media
+        characters += more + tool_calls.characters_of_invocations(message)
+        media += more_media
     choices = endpoint.choices(body, 1, most_choices)
     max_tokens = endpoint.count(body, "max_completion_tokens")
     if max_tokens is None:
@@ -66,7 +67,7 @@ def parts_size(parts: Sequence[object]) -> tuple[int, int]:
         text = part.get("text")
         if isinstance(text, str):
             characters += len(text)
-        elif any(value and name not in _NO_CONTENT for name, value in part.items()):
+        if any(value and name not in _NO_CONTENT for name, value in part.items()):
             media += 1
     return characters, media
 

@@ -28,11 +28,13 @@ class Row:
     """`error.type` of the OpenAI error object."""
 
 
+MODEL_NOT_FOUND = "model_not_found"
+
 TABLE: dict[str, Row] = {
     "invalid_request": Row(status=400, grpc="INVALID_ARGUMENT", type="invalid_request_error"),
     "invalid_api_key": Row(status=401, grpc="UNAUTHENTICATED", type="invalid_request_error"),
     "forbidden": Row(status=403, grpc="PERMISSION_DENIED", type="permission_error"),
-    "model_not_found": Row(status=404, grpc="NOT_FOUND", type="invalid_request_error"),
+    MODEL_NOT_FOUND: Row(status=404, grpc="NOT_FOUND", type="invalid_request_error"),
     "workflow_not_found": Row(status=404, grpc="NOT_FOUND", type="invalid_request_error"),
     "relquery_not_found": Row(status=404, grpc="NOT_FOUND", type="invalid_request_error"),
     "stage_not_found": Row(status=404, grpc="NOT_FOUND", type="invalid_request_error"),

@@ -106,7 +106,7 @@ def unknown_model(name: str, known: list[str]) -> error_table.GatewayError:
     return BadRequest(
         f"model {name[:80]!r} is not served here; GET /v1/models lists {', '.join(known) or 'none yet'}",
         param="model",
-        code="model_not_found",
+        code=error_table.MODEL_NOT_FOUND,
     )
 
 

@@ -14,7 +14,7 @@ import orjson
 from tidegate_gateway.openai import bounded_json, chat_completions, endpoint, tool_calls
 from tidegate_gateway.openai.error_table import BadRequest
 
-STATEFUL = ("previous_response_id", "conversation", "background")
+STATEFUL = ("previous_response_id", "conversation")
 
 
 def read_size(body: Mapping[str, Any], most_choices: int) -> endpoint.RequestSize:
@@ -22,12 +22,16 @@ def read_size(body: Mapping[str, Any], most_choices: int) -> endpoint.RequestSiz
     for name in STATEFUL:
         if body.get(name):
             raise BadRequest(f"{name} is not supported; send the whole conversation in input", param=name)
+    if body.get("background"):
+        raise BadRequest(
+            "background is not supported; leave it out and wait for the answer, or stream it", param="background"
+        )
     instructions = body.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
         raise BadRequest("instructions must be text", param="instructions")
     messages, characters, media = _input_size(body.get("input"))
     return endpoint.RequestSize(
-        characters=characters + len(instructions or ""),
+        characters=characters + len(instructions or "") + tool_calls.characters_of_tools(body),
         media=min(media, chat_completions.MOST_MEDIA),
         messages=messages + (instructions is not None),
         max_tokens=endpoint.count(body, "max_output_tokens"),

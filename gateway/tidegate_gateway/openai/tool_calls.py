@@ -7,6 +7,8 @@ Of several tools that one answer invokes, the first counts: clients usually run 
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
 from tidegate_gateway.openai import bounded_json
 
 MARKER = b'"name"'
@@ -14,8 +16,27 @@ MARKER = b'"name"'
 MOST_LOOKS = 16
 """Events with the marker of one stream that are read. An answer that says "name" more often before it invokes a tool
 counts as one without a tool."""
+MOST_INVOCATIONS = 256
+"""Of one message, whose arguments count."""
 MOST_BYTES = 256 * 1024
 """An event that is longer is not read."""
+
+
+def characters_of_tools(body: Mapping[str, Any]) -> int:
+    """The characters of the tools that a request offers, which chat templates render into the prompt."""
+    return sum(len(orjson.dumps(body[name])) for name in ("tools", "functions") if body.get(name))
+
+
+def characters_of_invocations(message: Mapping[str, Any]) -> int:
+    """The characters of the arguments with which a message of a chat invokes tools."""
+    characters = 0
+    invoked = message.get("tool_calls")
+    for call in (*invoked[:MOST_INVOCATIONS], message) if isinstance(invoked, list) else (message,):
+        for name in ("function", "function_call"):
+            function = call.get(name) if isinstance(call, dict) else None
+            arguments = function.get("arguments") if isinstance(function, dict) else None
+            characters += len(arguments) if isinstance(arguments, str) else 0
+    return characters
 
 
 def of_chat(answer: Mapping[str, Any]) -> str:

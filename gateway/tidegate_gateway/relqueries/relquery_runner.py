@@ -159,11 +159,12 @@ class RelQueryRunner:
             await self._store.release(list(self._running))
 
     async def _hold(self, store: relquery_store.RelQueryStore) -> None:
-        if not self._link.up or self._draining():
+        if not self._link.up:
             return
         held = list(self._running)
+        room = 0 if self._draining() else max(self._bounds.running - len(held), 0)
         try:
-            answer = await store.hold(held, max(self._bounds.running - len(held), 0))
+            answer = await store.hold(held, room)
         except store_contract.Unavailable:
             return  # the exchange of the pool watches the store
         for relquery in answer.lost:
@@ -295,6 +296,7 @@ class RelQueryRunner:
         """The result of a row; None if the time of the relQuery, or of this gateway, is over before there is one. Between
         two attempts a row with a large prompt gives back its place."""
         failures = 0
+        retry_s: float | None
         while not self._draining():
             try:
                 spec.prompt_bytes(values, self._most_prompt_bytes)
@@ -307,7 +309,9 @@ class RelQueryRunner:
                 async with self._calls.answer(now, request) as answer:
                     return row_results.read(number, answer.reply)
             except error_table.BadRequest as error:
-                return row_results.failed(number, error)
+                if error.code != error_table.MODEL_NOT_FOUND:
+                    return row_results.failed(number, error)
+                retry_s = MOST_RETRY_S  # the model was known when the relQuery came; its engines are gone for now
             except error_table.EngineTrouble as error:
                 failures += 1
                 if failures >= self._bounds.attempts:

@@ -22,9 +22,9 @@ def as_json(record: relquery_store.RelQueryRecord) -> dict[str, Any]:
     }
 
 
-def progress(record: relquery_store.RelQueryRecord) -> dict[str, Any]:
-    """The event about the progress of a relQuery."""
-    return {"object": "relquery.progress", "id": record.client_id, "request_counts": counts(record)}
+def progress(record: relquery_store.RelQueryRecord, last: int) -> dict[str, Any]:
+    """The event about the progress of a relQuery, of which the client has `last` results."""
+    return {"object": "relquery.progress", "id": record.client_id, "request_counts": counts(record), "last": last}
 
 
 def counts(record: relquery_store.RelQueryRecord) -> dict[str, int]:
