@@ -65,17 +65,32 @@ async def events(
 ) -> AsyncIterator[bytes]:
     """The events of a streamed response."""
     where = {"item_id": "msg_0", "output_index": 0, "content_index": 0}
-    text, number = "", 0
-    for name in ("response.created", "response.in_progress"):
-        yield _event(name, number, {"response": response(head, parsed, None)})
-        number += 1
+    text = ""
+    begun: dict[str, object] = {"response": response(head, parsed, None)}
+    message = {**_message(""), "status": "in_progress", "content": []}
+    part: dict[str, object] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    first: tuple[tuple[str, dict[str, object]], ...] = (
+        ("response.created", begun),
+        ("response.in_progress", begun),
+        ("response.output_item.added", {"output_index": 0, "item": message}),
+        ("response.content_part.added", {**where, "part": part}),
+    )
+    for i, (name, fields) in enumerate(first):
+        yield _event(name, i, fields)
+    number = len(first)
     async for _, word in words:
         text += word
         yield _event("response.output_text.delta", number, {**where, "delta": word, "logprobs": []})
         number += 1
-    yield _event("response.output_text.done", number, {**where, "text": text, "logprobs": []})
     last = response(head, parsed, text)
-    yield _event(f"response.{last['status']}", number + 1, {"response": last})
+    ends: tuple[tuple[str, dict[str, object]], ...] = (
+        ("response.output_text.done", {**where, "text": text, "logprobs": []}),
+        ("response.content_part.done", {**where, "part": {**part, "text": text}}),
+        ("response.output_item.done", {"output_index": 0, "item": _message(text)}),
+        (f"response.{last['status']}", {"response": last}),
+    )
+    for i, (name, fields) in enumerate(ends):
+        yield _event(name, number + i, fields)
 
 
 def _message(text: str) -> dict[str, object]:

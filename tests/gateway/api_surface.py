@@ -65,6 +65,9 @@ async def streamed_responses(sdk: openai.AsyncOpenAI, model: str) -> None:
     assert events[0].type == "response.created"
     assert events[-1].type in ("response.completed", "response.incomplete")
     assert any(event.type == "response.output_text.delta" for event in events)
+    async with sdk.responses.stream(model=model, input="Name a city.", max_output_tokens=16, temperature=0) as followed:
+        said = "".join([event.delta async for event in followed if event.type == "response.output_text.delta"])
+    assert said, "the SDK follows the items and parts of the response"
 
 
 async def embeddings(sdk: openai.AsyncOpenAI, model: str) -> None:

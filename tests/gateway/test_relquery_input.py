@@ -155,6 +155,10 @@ async def test_rows_come_from_an_address_only_if_the_settings_allow_it(up: Any) 
         ({"deadline_ms": 0}, "deadline_ms", "whole number"),
         ({"id": "a b"}, "id", "id must be"),
         ({"stream": 1}, "stream", "true or false"),
+        ({"tenant": "a"}, "tenant", "x-tidegate-tenant"),
+        ({"class": "chat"}, "class", "x-tidegate-class"),
+        ({"deadline": 5}, "deadline", "deadline_ms"),
+        ({"rows_url": "https://x/"}, "rows", "not both"),
     ],
 )
 async def test_a_wrong_field_is_named_before_anything_is_stored(
@@ -238,3 +242,10 @@ async def test_a_body_that_is_no_request_is_an_error(up: Any, data: bytes, kind:
     async with fake_engine.engine() as engine, up(engine) as client:
         status, error, _ = await client.send("POST", PATH, data=data, headers={"content-type": kind})
         assert status == 400, error
+
+
+async def test_two_deadlines_that_differ_are_an_error(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine) as client:
+        headers, body = {"x-tidegate-deadline-ms": "6000"}, relquery_requests.body(deadline_ms=5000)
+        status, error, _ = await client.send("POST", PATH, json=body, headers=headers)
+        assert (status, error["error"]["param"]) == (400, "deadline_ms")

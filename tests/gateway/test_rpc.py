@@ -86,6 +86,24 @@ async def test_wrong_requests_have_their_code_and_reason(
         assert engine.bodies == []
 
 
+async def test_misspelled_metadata_and_messages_without_a_role_are_errors(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine, listen=LISTEN) as client:
+        async with grpc.aio.insecure_channel(client.grpc) as channel:
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            nobody = inference_pb2.GenerateRequest(
+                model="fake", messages=inference_pb2.Messages(messages=[inference_pb2.Message(content="x")])
+            )
+            for request, metadata, words in (
+                (chat(), (("x-tidegate-tennant", "a"),), "the nearest is x-tidegate-tenant"),
+                (nobody, (), "messages[0] must have a role"),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stub.Generate(request, metadata=metadata).read()
+                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+                assert words in str(caught.value.details())
+        assert not engine.bodies
+
+
 async def test_errors_name_fields_not_headers(up: Any) -> None:
     async with (
         fake_engine.engine() as engine,

@@ -85,6 +85,7 @@ Scheduled = inference_pb2.GenerateRequest | inference_pb2.CallRequest | inferenc
 
 def fields(request: Scheduled, metadata: http_headers.Headers) -> request_fields.RequestFields:
     """The scheduling fields of a message. Raises `BadRequest`."""
+    http_headers.refuse_unknown(metadata)
     if request.tenant and http_headers.tenant(metadata) not in (None, request.tenant):
         raise BadRequest("tenant must be the one that the metadata names", param="tenant")
 
@@ -135,6 +136,9 @@ def _body(request: inference_pb2.GenerateRequest) -> tuple[endpoint.Endpoint, di
     if request.WhichOneof("input") == "messages":
         kind = chat_completions.ENDPOINT
         messages = request.messages.messages[: chat_completions.MOST_MESSAGES + 1]  # one too many is rejected
+        for i, item in enumerate(messages):
+            if not item.role:
+                raise BadRequest(f"messages[{i}] must have a role", param=f"messages[{i}]")
         body["messages"] = [{"role": item.role, "content": item.content} for item in messages]
     elif request.WhichOneof("input") == "prompt":
         body["prompt"] = request.prompt

@@ -29,6 +29,7 @@ from tidegate_gateway.workflows import workflow_service
 TEXTS = ("model", "endpoint", "id", "rows_url")
 """Fields of a form that are text; the others are JSON, and text if they are not."""
 MOST_FIELD_BYTES = 512 * 1024
+ONE_SOURCE = "give rows or rows_url, not both"
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
 
@@ -85,7 +86,7 @@ class RelQueryApi:
         spec, rows = self._begin(document, fields)
         url = document.get("rows_url")
         if (url is None) == (not items):
-            raise BadRequest("give rows with at least one row, or rows_url", param="rows")
+            raise BadRequest(ONE_SOURCE if items else "give rows with at least one row, or rows_url", param="rows")
         if url is not None:
             await rows_url.fetch(rows_url.allowed(url, self._bounds), rows, self._bounds)
         else:
@@ -101,7 +102,7 @@ class RelQueryApi:
         spec, rows = self._begin(document, fields)
         url = document.get("rows_url")
         if (url is None) == (file is None):
-            raise BadRequest("give rows as a file, or rows_url", param="rows")
+            raise BadRequest(ONE_SOURCE if file is not None else "give rows as a file, or rows_url", param="rows")
         if file is None:
             await rows_url.fetch(rows_url.allowed(url, self._bounds), rows, self._bounds)
         else:

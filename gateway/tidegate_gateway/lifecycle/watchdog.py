@@ -40,7 +40,7 @@ class Watchdog:
         self._interruption: error_table.GatewayError | None = None
 
     async def within(self, seconds: float, step: Coroutine[Any, Any, T], what: str, *, of_s: float | None = None) -> T:
-        """The result of `step`. Raises the error of an interruption, and `EngineTrouble` when the time is over. Its sentence
+        """The result of `step`. Raises the error of an interruption, and `EngineTrouble` when the time is over; its text
         has the limit `of_s`, of which `seconds` are left."""
         task = asyncio.current_task()
         if self._interruption is not None or task is None:

@@ -83,6 +83,13 @@ def read(headers: Headers) -> request_fields.RequestFields:
     return request_fields.read(found.get, request_fields.HTTP_NAMES, ignored)
 
 
+def refuse_unknown(headers: Headers) -> None:
+    """Raises `BadRequest` for the first header that looks like ours and is none."""
+    for name in headers:
+        if name.startswith(OURS) and name not in _FIELD_OF:
+            raise _unknown(name)
+
+
 def _unknown(name: str) -> BadRequest:
     return BadRequest(f"{name[:80]} is no header of ours; the nearest is {_nearest(name[:80])}", param=name[:80])
 

@@ -19,6 +19,13 @@ ENDPOINTS = {kind.path: kind for kind in (chat_completions.ENDPOINT, completions
 OWN_FIELDS = ("id", "template", "rows", "rows_url", "endpoint", "deadline_ms", "stream")
 NOT_IN_ROWS = ("messages", "prompt", "n", "stream_options", "best_of", "echo")
 """Fields of a call that the template decides, or that would give a row several answers."""
+ELSEWHERE = {
+    "tenant": "x-tidegate-tenant (in gRPC the field tenant of the message)",
+    "slo_class": "x-tidegate-class (in gRPC the field slo_class of the message)",
+    "class": "x-tidegate-class (in gRPC the field slo_class of the message)",
+    "deadline": "deadline_ms",
+}
+"""What a client may take for fields of the body, and what it means."""
 MOST_SPEC_BYTES = 1024 * 1024
 
 
@@ -108,6 +115,9 @@ def spec(document: Mapping[str, Any], fields: request_fields.RequestFields) -> R
             raise BadRequest(
                 f"{name} is no field of a relQuery: each row has one call, made from the template", param=name
             )
+    for name, instead in ELSEWHERE.items():
+        if document.get(name) is not None:
+            raise BadRequest(f"{name} is no field of a relQuery's body; send {instead}", param=name)
     path = document.get("endpoint")
     if path is not None and (not isinstance(path, str) or path not in ENDPOINTS):
         raise BadRequest(f"endpoint must be one of {', '.join(ENDPOINTS)}", param="endpoint")
@@ -120,6 +130,10 @@ def spec(document: Mapping[str, Any], fields: request_fields.RequestFields) -> R
         raise BadRequest("stream must be true or false", param="stream")
     deadline_ms = document.get("deadline_ms")
     own_s = None if deadline_ms is None else request_fields.duration_s(deadline_ms, "deadline_ms")
+    if own_s is not None and fields.deadline_s not in (None, own_s):
+        raise BadRequest(
+            f"deadline_ms and {fields.names.deadline} have different values; send one", param="deadline_ms"
+        )
     found = RelQuerySpec(
         model=str(document.get("model") or ""),
         kind=kind,

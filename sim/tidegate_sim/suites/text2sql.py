@@ -114,8 +114,8 @@ class Text2Sql(load_suite.LoadSuite):
     notes = (
         "Steps and KV capacity are modelled by profiles, lengths by generators. There is no network and no SQL execution.",
         "The paper's loads are far above capacity, so their figures grow with the length of the trace, 32 workflows.",
-        f"The workload steady has {STEADY_WORKFLOWS} workflows, the first third of which is not counted. 3x and 5x are "
-        "multiples of a workflow's time on the unloaded pool.",
+        f"The workload steady has {STEADY_WORKFLOWS} workflows unless --workflows gives another number; the first third of "
+        "them is not counted. 3x and 5x are multiples of a workflow's time on the unloaded pool.",
         "No prompts share a prefix; the suite prefix has the sweep of 0, 50 and 80%.",
     )
 
