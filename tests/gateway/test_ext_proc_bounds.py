@@ -67,6 +67,27 @@ async def test_a_message_with_too_many_headers_ends_its_stream(up: Any) -> None:
         assert (await first_answer(client.ext_proc, head())).WhichOneof("response")
 
 
+async def test_a_body_out_of_turn_ends_the_call_that_was_placed(up: Any, until: Any) -> None:
+    """An Envoy that streams bodies without saying so sends parts, of which the first one is taken for the whole."""
+    part = ext_proc_pb2.ProcessingRequest()
+    part.request_body.body = b'{"model": "fake", "messages": [{"role": "user", "content": "x"}]}'
+    async with (
+        fake_engine.engine() as engine,
+        up(engine, listen=LISTEN) as client,
+        grpc.aio.insecure_channel(client.ext_proc) as channel,
+    ):
+        stream = ext_proc_pb2_grpc.ExternalProcessorStub(channel).Process()
+        await stream.write(head())
+        assert (await stream.read()).WhichOneof("response") == "request_headers"
+        await stream.write(part)
+        assert (await stream.read()).WhichOneof("response") == "request_body"
+        assert client.own_backlog()
+        await stream.write(part)
+        with pytest.raises(grpc.aio.AioRpcError, match="out of turn"):
+            await stream.read()
+        await until(lambda: not client.own_backlog())
+
+
 async def test_a_stream_without_a_message_ends(up: Any) -> None:
     async with (
         up(listen=LISTEN, limits={"body": "200ms"}) as client,

@@ -52,6 +52,27 @@ async def test_the_first_result_of_a_row_counts(stores: Any) -> None:
     assert late.completed == 2
 
 
+async def test_rows_that_a_broken_connection_made_its_client_push_twice_become_no_relquery(stores: Any) -> None:
+    """Rows are numbered by their place, so each later one would have the result of another one."""
+    one, _ = stores
+    upload = relquery_store.new_id()
+    await one.push(upload, [b'["a"]'], by="t")
+    await one.push(upload, [b'["a"]'], by="t")
+    await one.push(upload, [b'["b"]'], by="t")
+    new = relquery_store.NewRelQuery(
+        id=relquery_store.new_id(),
+        tenant="t",
+        model="m",
+        spec=b"{}",
+        lasts_ms=60_000,
+        upload=upload,
+        total=2,
+        rows_bytes=10,
+    )
+    with pytest.raises(store_contract.Rejected, match="rows_lapsed"):
+        await one.create(new, owned=True)
+
+
 async def test_a_lapsed_lease_is_taken_over_once(stores: Any, until: Any) -> None:
     one, two = stores
     name = (await create(one, spec=b'{"x": 1}')).id

@@ -86,6 +86,18 @@ async def test_wrong_requests_have_their_code_and_reason(
         assert engine.bodies == []
 
 
+async def test_a_mistake_of_the_gateway_has_its_code_and_reason(up: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(*_: Any) -> None:
+        raise RuntimeError("a mistake")
+
+    async with up(listen=LISTEN) as client, grpc.aio.insecure_channel(client.grpc) as channel:
+        monkeypatch.setattr(client.gateway.calls, "answer", answer)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await inference_pb2_grpc.InferenceStub(channel).Generate(chat()).read()
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        assert details(caught.value)["ErrorInfo"].reason == "internal_error"
+
+
 async def test_misspelled_metadata_and_messages_without_a_role_are_errors(up: Any) -> None:
     async with fake_engine.engine() as engine, up(engine, listen=LISTEN) as client:
         async with grpc.aio.insecure_channel(client.grpc) as channel:

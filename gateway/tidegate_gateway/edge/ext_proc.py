@@ -242,10 +242,10 @@ class Exchange:
                 message_entries.count(message_bytes, _NESTED, MOST_ENTRIES)
             sent = ext_proc_pb2.ProcessingRequest.FromString(message_bytes)
         except BadRequest as error:
-            self._finish(http2_stream.RESOURCE_EXHAUSTED, error.message)
+            self._break(http2_stream.RESOURCE_EXHAUSTED, error.message)
             return
         except message.DecodeError:
-            self._finish(http2_stream.INVALID_ARGUMENT, f"these bytes are not a message of {SERVICE}")
+            self._break(http2_stream.INVALID_ARGUMENT, f"these bytes are not a message of {SERVICE}")
             return
         if self._refused:
             return
@@ -268,7 +268,7 @@ class Exchange:
                 case "response_trailers":
                     self._stream.send(ext_proc_messages.LAST_TRAILERS_GO_ON)
                 case _:
-                    self._finish(http2_stream.INVALID_ARGUMENT, "a message carries nothing")
+                    self._break(http2_stream.INVALID_ARGUMENT, "a message carries nothing")
         except error_table.GatewayError as error:
             self._refuse(error)
 
@@ -331,7 +331,7 @@ class Exchange:
 
     def _on_body(self, part: ext_proc_pb2.HttpBody) -> None:
         if self._request is None or self._task is not None:
-            self._finish(http2_stream.INVALID_ARGUMENT, "a body comes out of turn")
+            self._break(http2_stream.INVALID_ARGUMENT, "a body comes out of turn")
             return
         data = part.body
         self._body += data
@@ -347,7 +347,7 @@ class Exchange:
         """The whole request is here."""
         self._stop_timer()
         if self._request is None or self._task is not None:
-            self._finish(http2_stream.INVALID_ARGUMENT, "a request comes out of turn")
+            self._break(http2_stream.INVALID_ARGUMENT, "a request comes out of turn")
             return
         self._request.body, self._body = bytes(self._body), bytearray()
         self._task = asyncio.get_running_loop().create_task(self._serve(self._request))
@@ -473,6 +473,11 @@ class Exchange:
         self._refused = True
         self._stream.finish(code, why)
         self._over()
+
+    def _break(self, code: int, why: str) -> None:
+        """Ends the stream for a mistake of Envoy's, and the call that it may have carried."""
+        self._finish(code, why)
+        self.on_reset()
 
     def _let_go_of_body(self) -> None:
         self._bodies.release()

@@ -211,7 +211,8 @@ class Call:
             raise
         except Exception:
             logger.exception("a call over gRPC failed")
-            self._stream.finish(http2_stream.UNKNOWN, "the gateway failed; its log says why")
+            failed = error_table.GatewayError("internal_error", "the gateway failed; its log says why")
+            grpc_answers.refuse(self, failed)
         finally:
             self._task = None  # the task knows its error, whose frames know this object: a cycle would keep them all
             self._release()

@@ -33,7 +33,7 @@ class SloClass:
     """Share of service under policies that share by weight; it multiplies the weight of the tenant."""
     sheddable: bool = False
     """Calls of the class are shed first, as soon as the gateway's queue is half full and their tenant has its part of
-    that."""
+    that, or their workflow would have to wait for others."""
     allow: tuple[Feature, ...] = ()
     """Features that calls of the class may use."""
     objective: float = OBJECTIVE

@@ -105,7 +105,8 @@ function operations.create()
   if total('bytes:' .. args.tenant) + args.rows_bytes > args.most_tenant_bytes then return fail('tenant-limit', 'bytes') end
   if total('bytes') + args.rows_bytes > args.most_bytes then return fail('saturated', 'bytes') end
   local kept_ms = args.lasts_ms + args.retention_ms + 3600 * 1000
-  if redis.call('EXISTS', key('rows', args.upload)) == 0 then return fail('rows_lapsed') end
+  -- A connection that broke after a push makes its client push the same rows again.
+  if redis.call('LLEN', key('rows', args.upload)) ~= args.total then return fail('rows_lapsed') end
   redis.call('RENAME', key('rows', args.upload), key('rows', args.id))
   redis.call('PEXPIRE', key('rows', args.id), kept_ms)
   local owner = args.lease_ms and args.gateway or ''
