@@ -133,7 +133,7 @@ class Queue:
     """Calls that may wait here; the next one that would have to wait is shed as saturated. Each takes about 12 KiB of
     memory besides its body, which `limits.bodiesBytes` bounds."""
     ttl_s: float = 60.0
-    """Longest wait here of a call without a deadline, anew after each failed attempt; one with a deadline waits until it."""
+    """Longest wait here of a call without a deadline, anew after a failed attempt; one with a deadline waits until that."""
     hold_s: float = 0.0
     """Longest wait here of a call without a deadline while no engine exists, because an autoscaler starts one for it; 0 =
     calls are shed while there is no engine."""
