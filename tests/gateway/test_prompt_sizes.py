@@ -3,10 +3,14 @@
 from typing import Any
 
 import orjson
+import pytest
 
+from tidegate_gateway import fake_engine
 from tidegate_gateway.openai import chat_completions, responses
 
 TOOL = {"type": "function", "function": {"name": "search", "description": "x" * 1000, "parameters": {}}}
+
+USER = {"role": "user", "content": "x"}
 
 
 def chat(*messages: dict[str, Any], **fields: Any) -> Any:
@@ -39,3 +43,19 @@ def test_an_image_with_a_text_is_an_image() -> None:
 def test_tools_are_parts_of_a_response() -> None:
     found = responses.read_size({"input": "four", "tools": [TOOL]}, 1)
     assert found.characters == 4 + len(orjson.dumps([TOOL]))
+
+
+@pytest.mark.parametrize("field", ["tools", "functions"])
+@pytest.mark.parametrize(("path", "given"), [("chat/completions", {"messages": [USER]}), ("responses", {"input": "x"})])
+async def test_tools_that_are_nested_too_deeply_are_the_fault_of_the_request(
+    up: Any, path: str, given: dict[str, Any], field: str
+) -> None:
+    deep = b'{"a":' * 300 + b"1" + b"}" * 300
+    body = orjson.dumps({"model": "fake", **given})
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
+        data = body[:-1] + b',"%s":[%s]}' % (field.encode(), deep)
+        status, error, _ = await client.send(
+            "POST", f"/v1/{path}", data=data, headers={"content-type": "application/json"}
+        )
+        assert status == 400, error
+        assert not engine.bodies

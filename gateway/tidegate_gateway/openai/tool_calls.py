@@ -23,8 +23,12 @@ MOST_BYTES = 256 * 1024
 
 
 def characters_of_tools(body: Mapping[str, Any]) -> int:
-    """The characters of the tools that a request offers, which chat templates render into the prompt."""
-    return sum(len(orjson.dumps(body[name])) for name in ("tools", "functions") if body.get(name))
+    """The characters of the tools that a request offers, which chat templates render into the prompt. Tools that are nested
+    too deeply count nothing: `engine_fields` refuses them."""
+    try:
+        return sum(len(orjson.dumps(body[name])) for name in ("tools", "functions") if body.get(name))
+    except orjson.JSONEncodeError:  # orjson reads deeper than it writes
+        return 0
 
 
 def characters_of_invocations(message: Mapping[str, Any]) -> int:
