@@ -51,7 +51,7 @@ NUMBERS = itertools.count()
 SLOW_READERS = {"HTTP": 2000, "gRPC": 2000}
 TOKENS = 5000
 """Of 1 kB each: more than the buffers of all sockets on the way to a client hold."""
-UNREAD_KIB = 64
+UNREAD_KIB = 60
 FILES_A_READER, STREAMS_A_CONNECTION = 2, 100
 KIB = 1024
 

@@ -7,15 +7,14 @@ from typing import Any
 import orjson
 import pytest
 
-from tidegate_gateway import fake_engine
+from tidegate_gateway import fake_engine, gateway_settings
 
 pytestmark = pytest.mark.faults
 
 EACH, TOGETHER = 100, 10
 CHAT = "/v1/chat/completions"
 GOAL_MS = 5.0
-BODY_MIB = 8
-"""`limits.bodyBytes`."""
+BODY_MIB = gateway_settings.Limits().body_bytes // 2**20
 LARGE = ("a million stop strings", "a pattern of 7 MB")
 PARSED = "the body is within limits.bodyBytes and is parsed first"
 

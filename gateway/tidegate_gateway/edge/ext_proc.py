@@ -372,8 +372,7 @@ class Exchange:
             self._refuse(error)
         except Exception:
             logger.exception("request %s failed", request.path[:80])
-            failed = "the gateway failed on this request; its log says why"
-            self._refuse(error_table.GatewayError("internal_error", failed))
+            self._refuse(error_table.mistake_of_the_gateway())
 
     @property
     def _is_plain(self) -> bool:

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import math
 from collections.abc import Awaitable, Callable
 from typing import NoReturn, Protocol, TypeVar
 
@@ -69,7 +68,7 @@ def refuse(context: Context, error: error_table.GatewayError) -> None:
         reason.metadata["param"] = _cut(error.param, MOST_PARAM_BYTES)
     status.details.add().Pack(reason)
     if error.retry_after_s is not None:
-        delay = duration_pb2.Duration(nanos=0, seconds=max(1, math.ceil(error.retry_after_s)))
+        delay = duration_pb2.Duration(nanos=0, seconds=error_table.whole_seconds(error.retry_after_s))
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
     details = base64.b64encode(status.SerializeToString()).rstrip(b"=")
     context.end(code, told, [(b"grpc-status-details-bin", details)])

@@ -211,8 +211,7 @@ class Call:
             raise
         except Exception:
             logger.exception("a call over gRPC failed")
-            failed = error_table.GatewayError("internal_error", "the gateway failed; its log says why")
-            grpc_answers.refuse(self, failed)
+            grpc_answers.refuse(self, error_table.mistake_of_the_gateway())
         finally:
             self._task = None  # the task knows its error, whose frames know this object: a cycle would keep them all
             self._release()

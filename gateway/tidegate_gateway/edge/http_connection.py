@@ -388,8 +388,7 @@ class Connection(asyncio.Protocol):
             raise
         except Exception:
             logger.exception("request %s failed", request.path[:80])
-            problem = error_table.GatewayError("internal_error", "the gateway failed on this request; its log says why")
-            response = http_messages.error_response(problem)
+            response = http_messages.error_response(error_table.mistake_of_the_gateway())
             request.keeps = False
         if self._begun:
             raise ConnectionError("the answer has begun; nothing can be added to it")

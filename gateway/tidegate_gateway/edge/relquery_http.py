@@ -163,9 +163,8 @@ class RelQueryApi:
         lines = LINES in request.header("accept")
         kind = LINES if lines else EVENTS + "; charset=utf-8"
         async with contextlib.aclosing(self._relqueries.follow(record.client_id, after, by)) as pages:
-            page: relquery_service.Page | None = None
-            if not is_new:  # an error now has a status of its own
-                page = await anext(pages)
+            # Where the relQuery is not new, an error now has a status of its own.
+            page: relquery_service.Page | None = None if is_new else await anext(pages)
             await connection.begin(200, {"Content-Type": kind, "Cache-Control": "no-cache", **_headers(record)})
             await connection.write(_block(lines, [orjson.dumps(relquery_view.as_json(record))]))
             written_at_s = self._gateway.clock()

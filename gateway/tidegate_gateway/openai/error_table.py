@@ -110,8 +110,18 @@ class GatewayError(Exception):
         if self.row.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         if self.retry_after_s is not None:
-            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+            headers["Retry-After"] = str(whole_seconds(self.retry_after_s))
         return headers
+
+
+def whole_seconds(retry_after_s: float) -> int:
+    """The delay that a client is told: never a shorter one, which would be refused again."""
+    return max(1, math.ceil(retry_after_s))
+
+
+def mistake_of_the_gateway() -> GatewayError:
+    """What the client is told of an unexpected exception, which is logged."""
+    return GatewayError("internal_error", "the gateway failed on this request; its log says why")
 
 
 class Shed(GatewayError):

@@ -70,13 +70,12 @@ def find(headers: Headers, field: request_fields.Field) -> tuple[str, object] | 
 
 def read(headers: Headers) -> request_fields.RequestFields:
     """The fields of an HTTP request. Raises `BadRequest`."""
+    refuse_unknown(headers)
     present: set[request_fields.Field] = set()
     ignored: tuple[str, ...] = ()
     for name in headers:
         if name in _FIELD_OF:
             present.add(_FIELD_OF[name])
-        elif name.startswith(OURS):
-            raise _unknown(name)
         elif name in CONTROL:
             ignored += (name,)
     found = {field: find(headers, field) for field in present}
@@ -87,11 +86,8 @@ def refuse_unknown(headers: Headers) -> None:
     """Raises `BadRequest` for the first header that looks like ours and is none."""
     for name in headers:
         if name.startswith(OURS) and name not in _FIELD_OF:
-            raise _unknown(name)
-
-
-def _unknown(name: str) -> BadRequest:
-    return BadRequest(f"{name[:80]} is no header of ours; the nearest is {_nearest(name[:80])}", param=name[:80])
+            shown = name[:80]
+            raise BadRequest(f"{shown} is no header of ours; the nearest is {_nearest(shown)}", param=shown)
 
 
 def _nearest(name: str) -> str:
