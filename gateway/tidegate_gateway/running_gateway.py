@@ -90,6 +90,7 @@ class Gateway:
             policy=self.policy,
             clock=clock,
             pool=self.pool_clock,
+            metrics=self.metrics,
         )
         self._fields = fields = engine_fields.EngineFields(settings.classes, settings.default_class, settings.allow)
         self.calls = calls.Calls(

@@ -120,6 +120,11 @@ class Rig:
         words += [] if profile is None else ["--profile", profile]
         return await self._start(words, port, "/health")
 
+    @staticmethod
+    def adopted(url: str, child: subprocess.Popen[bytes], log: pathlib.Path) -> Process:
+        """A process that the test has started itself and ends itself."""
+        return Process(url, child, log)
+
     async def metrics(self, process: Process) -> str:
         async with self.http.get(process.url + "/metrics") as response:
             return await response.text()
@@ -138,9 +143,9 @@ class Rig:
         """Tasks in the event loop of the gateway."""
         return int(self.value(await self.metrics(gateway), "tidegate_tasks"))
 
-    async def completion(self, gateway: Process) -> tuple[int, str]:
+    async def completion(self, gateway: Process, model: str = "sim") -> tuple[int, str]:
         """Status and body of a short call."""
-        body = {"model": "sim", "prompt": "hello", "max_tokens": 4}
+        body = {"model": model, "prompt": "hello", "max_tokens": 4}
         async with self.http.post(gateway.url + "/v1/completions", json=body) as response:
             return response.status, await response.text()
 

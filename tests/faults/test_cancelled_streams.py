@@ -1,10 +1,12 @@
 """Streams that clients cancel at random points leave no call, task, socket or backlog behind.
 
-`make test` cancels a few hundred, `make faults` ten thousand on each wire.
+`make test` cancels a few hundred on simulated engines, `make faults` ten thousand on each wire and ten thousand on vLLM.
 """
 
 import asyncio
+import importlib.util
 import os
+import pathlib
 import random
 import socket
 import struct
@@ -15,6 +17,7 @@ import grpc
 import orjson
 import pytest
 
+from tidegate_engine import live_engine
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
 IS_FULL = "TIDEGATE_FAULTS" in os.environ
@@ -32,9 +35,9 @@ RESET = struct.pack("ii", 1, 0)
 pytestmark = pytest.mark.timeout(1800 if IS_FULL else 300)
 
 
-async def over_http(rng: random.Random, port: int) -> None:
+async def over_http(rng: random.Random, port: int, model: str) -> None:
     """One stream, which ends after a random time by FIN, half-close or RST; some clients read what came until then."""
-    body = orjson.dumps({"model": "sim", "prompt": "word " * rng.randrange(1, 300), "max_tokens": 20, "stream": True})
+    body = orjson.dumps({"model": model, "prompt": "word " * rng.randrange(1, 300), "max_tokens": 20, "stream": True})
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -68,9 +71,25 @@ async def over_grpc(rng: random.Random, stub: inference_pb2_grpc.InferenceStub) 
 async def test_cancelled_streams_leave_nothing_behind(
     rig: Any, until: Any, free_port: Any, figure: Any, wire: str
 ) -> None:
+    await check_that_nothing_is_left(rig, until, free_port, figure, wire, await rig.engine(speed=20), model="sim")
+
+
+@pytest.mark.faults
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs the vLLM CPU build")
+async def test_cancelled_streams_leave_nothing_behind_in_vllm(
+    rig: Any, until: Any, free_port: Any, figure: Any, tmp_path: pathlib.Path
+) -> None:
+    with live_engine.served(tmp_path / "engine.log", "--max-num-seqs", "8") as engine:
+        process = rig.adopted(engine.http, engine.process, engine.log)
+        await check_that_nothing_is_left(rig, until, free_port, figure, "HTTP", process, model=live_engine.MODEL)
+
+
+async def check_that_nothing_is_left(
+    rig: Any, until: Any, free_port: Any, figure: Any, wire: str, engine: Any, *, model: str
+) -> None:
     rng = random.Random(12)
     store = await rig.valkey(port=free_port(), folder=rig.folder / "data")
-    engine, grpc_port = await rig.engine(speed=20), free_port()
+    grpc_port = free_port()
     gateway = await rig.gateway([engine], store.url, grpc_port=grpc_port, limits={"body": "1s"})
     port = int(gateway.url.rpartition(":")[2])
 
@@ -81,7 +100,7 @@ async def test_cancelled_streams_leave_nothing_behind(
 
             async def client() -> None:
                 for _ in left:
-                    await (over_http(rng, port) if wire == "HTTP" else over_grpc(rng, stub))
+                    await (over_http(rng, port, model) if wire == "HTTP" else over_grpc(rng, stub))
 
             for _ in range(AT_ONCE):
                 clients.create_task(client())
@@ -89,8 +108,10 @@ async def test_cancelled_streams_leave_nothing_behind(
     async def is_at_rest() -> bool:
         """No call runs or waits, and no predicted work is left in the store, whose other gateways would believe it."""
         page = await rig.metrics(gateway)
-        rest = (await rig.running(engine), rig.value(page, "tidegate_engine_backlog_seconds"))
-        return rest == (0.0, 0.0) and rig.value(page, "tidegate_queue_depth") == 0.0
+        of_engine = await rig.metrics(engine)
+        calls = [rig.value(of_engine, f"vllm:num_requests_{state}") for state in ("running", "waiting")]
+        backlog_s = rig.value(page, "tidegate_engine_backlog_seconds")
+        return not any([*calls, backlog_s, rig.value(page, "tidegate_queue_depth")])
 
     await cancel_many(AT_ONCE)
     await until(is_at_rest, 60)
@@ -106,15 +127,12 @@ async def test_cancelled_streams_leave_nothing_behind(
 
     await until(nothing_more, 60)
     growth = (gateway.memory - memory) / STREAMS / KIB
-    figure(
-        f"{STREAMS} streams of {wire} cancelled: at rest after, s", f"{rest_s:.1f}", goal="at most 5", met=rest_s <= 5
-    )
-    figure(
-        f"{STREAMS} streams of {wire} cancelled: KiB each that stay", f"{growth:.2f}", goal="below 1", met=growth < 1
-    )
+    streams = f"{STREAMS} streams of {wire} to {model} cancelled"
+    figure(f"{streams}: at rest after, s", f"{rest_s:.1f}", goal="at most 5", met=rest_s <= 5)
+    figure(f"{streams}: KiB each that stay", f"{growth:.2f}", goal="below 1", met=growth < 1)
     said = gateway.log.read_text()
     assert "was never retrieved" not in said
     assert "was destroyed" not in said
     assert "Traceback" not in said
-    status, _ = await rig.completion(gateway)
+    status, _ = await rig.completion(gateway, model)
     assert status == 200

@@ -88,6 +88,13 @@ async def test_every_workflow_ends_although_a_promoted_replica_lacks_writes(
     await store.connection_pool.disconnect()
     running = {name.decode() for name in await store.zrange(f"{PREFIX}running", 0, -1)}
     await store.aclose()
+    pages = [await rig.metrics(one) for one in gateways]
+    losses = [rig.value(page, "tidegate_store_losses_total") for page in pages]
+    lost_s = max(rig.value(page, "tidegate_store_lost_seconds_total") for page in pages)
+    figure("a promoted replica lacks writes: losses that each gateway counts", str(losses), goal="[1.0, 1.0]",
+           met=losses == [1.0, 1.0])  # fmt: skip
+    figure("a promoted replica lacks writes: seconds of lost writes, as counted", f"{lost_s:.1f}", goal="above 0",
+           met=lost_s > 0)  # fmt: skip
     figure("a promoted replica lacks writes: workflows whose clients saw their end", str(len(ledger.ended)),
            goal=str(WORKFLOWS), met=len(ledger.ended) == WORKFLOWS)  # fmt: skip
     figure("a promoted replica lacks writes: workflows that their clients worked through again", str(ledger.again),

@@ -215,3 +215,21 @@ def test_no_first_message_is_an_exception(start: bytes, rest: bytes) -> None:
     body = bytes(34) + rest
     found = client_hello.may_begin(b"\x16\x03\x01\xff\xff\x01" + len(body).to_bytes(3) + body)
     assert found in (True, False)
+
+
+async def test_a_gateway_that_leaves_lets_a_handshake_end(up: Any, tmp_path: pathlib.Path) -> None:
+    tls = test_port_encryption.certificate(tmp_path)
+    trusted = ssl.create_default_context(cafile=tls["certFile"])
+    trusted.check_hostname = False
+    trusted.set_alpn_protocols(["h2"])
+    async with up(store=False, tls=tls, listen={"grpcPort": 0}) as client:
+        (opened,) = await connected(client.grpc, 1, b"")
+        (ask,) = client.gateway.leaving
+        while not ask.__self__.connections:
+            await asyncio.sleep(0)
+        ask()
+        reader, writer = await asyncio.open_connection(sock=opened, ssl=trusted, server_hostname="gateway")
+        async with asyncio.timeout(5):
+            frames = await reader.read(200)
+        writer.close()
+    assert b"\x07\x00\x00\x00\x00\x00" in frames, "SETTINGS, then GOAWAY"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from tidegate_gateway import gateway_settings
 from tidegate_gateway.coordination import policy_choice, pool_clock
 from tidegate_gateway.lifecycle import engine_directory, placement
-from tidegate_gateway.observe import background_loop
+from tidegate_gateway.observe import background_loop, prometheus_metrics
 from tidegate_gateway.store import prompt_stream, store_contract, store_link
 from tidegate_gateway.workflows import workflow_service
 from tidegate_policy import gateway_core
@@ -38,6 +38,7 @@ class PoolExchange:
         policy: policy_choice.PolicyChoice,
         clock: Callable[[], float],
         pool: pool_clock.PoolClock,
+        metrics: prometheus_metrics.Metrics,
     ) -> None:
         self._settings = settings
         self._link = link
@@ -48,6 +49,7 @@ class PoolExchange:
         self._policy = policy
         self._clock = clock
         self._pool_clock = pool
+        self._metrics = metrics
 
     async def run(self, loops: background_loop.BackgroundLoops) -> None:
         """Exchanges until cancelled."""
@@ -80,6 +82,14 @@ class PoolExchange:
         learned = await store.exchange(own, self._core.dispatcher.tenants.load(sent_at_s))
         if learned.now_s is not None:
             self._pool_clock.on_exchange(learned.now_s, sent_at_s=sent_at_s, answered_at_s=self._clock())
+        if learned.lost_s is not None:
+            self._metrics.store_losses.inc()
+            self._metrics.store_lost_seconds.inc(learned.lost_s)
+            logger.error(
+                "the store has lost the writes of at least %.1f s that it had acknowledged: workflows, relQueries and ends of "
+                "calls of that time are unknown to it, and their clients must send them again",
+                learned.lost_s,
+            )
         self._core.dispatcher.tenants.on_others(self._clock(), learned.tenants, learned.gateways)
         self._directory.on_others(learned.others)
         self._placements.cancel_workflows(map(WorkflowId, learned.cancelled))

@@ -61,7 +61,7 @@ class Connection(asyncio.Protocol):
         """Since when the kernel does not take what was written."""
         self._unsent_bytes = 0
         """Of all streams, beyond the windows of the peer."""
-        self._is_asked = self._has_left = False
+        self._is_greeted = self._is_asked = self._has_left = False
         self._more = False
         """Whole frames have arrived that wait for the connection's turn."""
         self._in_line = False
@@ -96,7 +96,7 @@ class Connection(asyncio.Protocol):
             )  # fmt: skip
 
     def _greet(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+        self._transport, self._is_greeted = transport, True
         most = self.server.bounds.streams
         told = {
             h2.MAX_CONCURRENT_STREAMS: most,
@@ -243,14 +243,15 @@ class Connection(asyncio.Protocol):
 
     def ask_to_leave(self) -> None:
         """Asks the peer to open further streams elsewhere (RFC 9113, 6.8: the first of two GOAWAY frames)."""
-        if not self._is_asked:
+        if self._is_greeted and not self._is_asked:
             self._is_asked = True
             self._go_away(h2.NO_ERROR, last=MOST_STREAM)
 
     def leave(self) -> None:
         """Tells the peer that no further stream is served."""
         self._has_left = True
-        self._go_away(h2.NO_ERROR, last=self._last)
+        if self._is_greeted:
+            self._go_away(h2.NO_ERROR, last=self._last)
 
     def close(self) -> None:
         """Ends the connection once all is written, or soon if the peer does not read it."""

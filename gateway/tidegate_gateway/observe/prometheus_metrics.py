@@ -168,6 +168,12 @@ class Metrics:
         )
         self.tasks = Gauge(p + "tasks", "Tasks of the gateway's event loop.", registry=registry)
         self.store_up = Gauge(p + "store_up", "1 while the store answers, or while no store is set.", registry=registry)
+        self.store_losses = Counter(
+            p + "store_losses", "Times that the store had lost writes which it had acknowledged.", registry=registry
+        )
+        self.store_lost_seconds = Counter(
+            p + "store_lost_seconds", "Seconds whose acknowledged writes the store lost, at least.", registry=registry
+        )
         self.certificate_expiry = Gauge(
             p + "certificate_expiry_timestamp_seconds",
             "When the certificate of the client ports expires, in seconds since 1970; 0 without TLS.",

@@ -249,4 +249,8 @@ def _rejection(
                 code=error.code,
             )
         case _:
-            return BadRequest(f"relQuery {shown!r} is unknown", param="id", code="relquery_not_found")
+            return BadRequest(
+                f"relQuery {shown!r} is unknown: this tenant did not submit it, or it ended too long ago",
+                param="id",
+                code="relquery_not_found",
+            )

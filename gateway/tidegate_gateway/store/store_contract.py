@@ -140,6 +140,8 @@ class Exchange:
     steered: Chosen | None = None
     now_s: float | None = None
     """The store's clock at the exchange, in seconds since 1970."""
+    lost_s: float | None = None
+    """The store has lost writes that it had acknowledged: those of at least so many seconds before it failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

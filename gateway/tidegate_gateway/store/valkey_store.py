@@ -23,7 +23,7 @@ from redis import backoff, exceptions
 from redis.asyncio import retry
 
 from tidegate_gateway import gateway_settings, loop_steps, stage_declaration
-from tidegate_gateway.store import store_answers, store_contract
+from tidegate_gateway.store import known_leases, store_answers, store_contract
 from tidegate_policy.admit.tenant_load import NO_LOAD, PoolLoad
 from tidegate_policy.model import Backlog, EngineId
 
@@ -69,6 +69,7 @@ class Valkey:
         self._prefix = f"tidegate:{SCHEMA}:{{{settings.pool}}}:"
         self._scripts = {name: self.client.register_script(_script(name)) for name in SCRIPTS}
         self._since_ms = 0
+        self._known_leases = known_leases.KnownLeases()
 
     async def close(self) -> None:
         await self.client.aclose()
@@ -204,6 +205,12 @@ class Valkey:
             dead=tuple(gateway for gateway in store_answers.rows(answer["dead"]) if gateway != self.gateway),
             cancelled=tuple(store_answers.rows(answer["cancelled"])),
             now_s=answer["now_ms"] / 1000,
+            lost_s=self._known_leases.lost_s(
+                now_ms=answer["now_ms"],
+                lease_ms=round(self._settings.lease_s * 1000),
+                before_ms=answer["lease_before_ms"],
+                others=answer["others_before"],
+            ),
             **store_answers.chosen(answer["policy"]),
         )
 

@@ -47,6 +47,8 @@ end
 local operations = {}
 
 function operations.sync()
+  local before_ms = tonumber(redis.call('ZSCORE', leases, args.gateway) or 0)
+  local others = redis.call('ZCARD', leases) - (before_ms > 0 and 1 or 0)
   redis.call('ZADD', leases, now_ms + args.lease_ms, args.gateway)
   redis.call('PEXPIRE', leases, longest_ms)
   redis.call('HSET', backlogs, args.gateway, cjson.encode(args.backlogs))
@@ -71,7 +73,7 @@ function operations.sync()
   if #ids == args.most then since_ms = tonumber(found[#found]) end
   return cjson.encode({
     others = of_others(backlogs), tenants = of_others(tenants), gateways = gateways, dead = dead, policy = policies(),
-    cancelled = ids, since_ms = since_ms, now_ms = now_ms,
+    cancelled = ids, since_ms = since_ms, now_ms = now_ms, lease_before_ms = before_ms, others_before = others,
   })
 end
 
