@@ -71,6 +71,9 @@ class VllmProbe:
         loras = {_lora(request) for request in scheduler.running} if limit else set()
         loras.discard(0)
         pending, requests = self._pending, scheduler.requests
+        for key, (item, request) in list(pending.items()):
+            if requests.get(item.call.id) is not request:
+                del pending[key]  # it has ended, and nobody asks for it again
         for item in waiting:
             known = pending.get(id(item))
             if known is not None:

@@ -196,6 +196,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._lost is None:
             self._lost = ConnectionLost("it closed the connection")
+        # Both know this object: a cycle would keep it.
+        self._transport, self._parser = None, _NO_PARSER
         self._wake()
 
     # The parser.
@@ -256,6 +258,10 @@ class Connection(asyncio.BufferedProtocol):
         self._wake()
 
 
+_NO_PARSER = httptools.HttpResponseParser(object())
+"""Of a connection that is lost; nothing arrives on it."""
+
+
 class Connections:
     """The connections to all servers."""
 
@@ -267,7 +273,6 @@ class Connections:
         self._arrived = memoryview(bytearray(READ_BYTES))
         self._idle: dict[str, collections.deque[Connection]] = {}
         self._sweep: asyncio.TimerHandle | None = None
-        self._tls: ssl.SSLContext | None = None
         self._closed = False
 
     @contextlib.asynccontextmanager
@@ -317,8 +322,7 @@ class Connections:
     async def _connected(self, origin: str) -> Connection:
         where = urllib.parse.urlsplit(origin)
         secure = where.scheme == "https"
-        if secure and self._tls is None:
-            self._tls = ssl.create_default_context()
+        tls = _tls() if secure else None
         loop = asyncio.get_running_loop()
 
         def idles(connection: Connection) -> None:
@@ -336,7 +340,7 @@ class Connections:
                     lambda: Connection(idles, self._turns, self._arrived, self._kernel_bytes),
                     where.hostname or "",
                     where.port or (443 if secure else 80),
-                    ssl=self._tls if secure else None,
+                    ssl=tls,
                 )
         except TimeoutError as error:
             raise ConnectionLost(f"it took no connection within {self._connect_s:.3g} s") from error
@@ -358,6 +362,12 @@ class Connections:
 
 
 @functools.lru_cache(maxsize=1024)
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Trusts the authorities of this machine. Reading them takes tens of milliseconds, so it happens once."""
+    return ssl.create_default_context()
+
+
 def request_start(method: str, url: str) -> tuple[str, bytes]:
     """The origin of a URL, and the first lines of each request to it. Its path and query go out as they are, without
     characters that a request cannot have."""

@@ -82,7 +82,7 @@ class Checks:
         if self.scheduler == "vllm":
             return f"vLLM's own scheduler ran in all {self.cells} cells."
         if not self.checked:
-            return f"The fast model of vLLM's scheduler ran in all {self.cells} cells. --checked-share chose none for a check."
+            return f"The fast model of vLLM's scheduler ran in all {self.cells} cells; none was chosen for a check."
         verdict = f"{len(self.unequal)} of them gave other figures" if self.unequal else "all gave the same figures"
         return (
             f"The fast model of vLLM's scheduler ran in {self.cells} cells. {self.checked} of them ran on vLLM's own "

@@ -81,6 +81,20 @@ def test_no_call_yields_to_a_call_without_its_grammar_until_the_grammar_is_ready
     assert driven.scheduler.state().preemptions == 1
 
 
+def test_a_call_that_is_aborted_while_its_grammar_compiles_is_forgotten():
+    driven = Driven(PLACES, policy="fcfs")
+    driven.add("a", output=60)
+    driven.step()
+    add_without_grammar(driven, "b")
+    probe, waiting = VllmProbe(driven.scheduler), SimpleNamespace(call=SimpleNamespace(id="b"))
+    assert not list(probe.startable([waiting]))
+    assert probe._pending
+    driven.scheduler.finish_requests("b", RequestStatus.FINISHED_ABORTED)
+    driven.step()
+    assert not list(probe.startable([]))
+    assert not probe._pending
+
+
 def test_the_fence_lets_calls_start_behind_a_call_without_its_grammar():
     driven = Driven(PLACES, policy="fcfs", regulators=create(["fence"]))
     driven.add("a", output=60)

@@ -71,7 +71,7 @@ async def over_grpc(rng: random.Random, stub: inference_pb2_grpc.InferenceStub) 
 async def test_cancelled_streams_leave_nothing_behind(
     rig: Any, until: Any, free_port: Any, figure: Any, wire: str
 ) -> None:
-    await check_that_nothing_is_left(rig, until, free_port, figure, wire, await rig.engine(speed=20), model="sim")
+    await check_that_nothing_is_left(rig, until, free_port, figure, wire, await rig.engine(speed=2), model="sim")
 
 
 @pytest.mark.faults

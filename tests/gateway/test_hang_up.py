@@ -1,7 +1,9 @@
 """A client that goes away stops its call wherever it is; nothing stays behind."""
 
 import asyncio
+import gc
 import socket
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import aiohttp
@@ -120,3 +122,45 @@ async def test_a_client_that_reads_slowly_gets_all_of_its_answer(up: Any) -> Non
                 read += len(chunk)
                 await asyncio.sleep(0.05)
         assert read == len(answer)
+
+
+@pytest.fixture
+def found_by_collector() -> Iterator[Callable[[], list[str]]]:
+    """The calls that only the cyclic garbage collector would free, as the names of their objects' types."""
+    gc.collect()
+    gc.disable()
+
+    def found() -> list[str]:
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        gc.set_debug(0)
+        kinds = [type(each).__name__ for each in gc.garbage]
+        gc.garbage.clear()
+        return [kind for kind in kinds if kind in ("Relay", "Placement", "Request", "CallRecord")]
+
+    try:
+        yield found
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("when", ["before the first token", "in mid-stream", "while it waits"])
+async def test_a_call_that_is_hung_up_leaves_no_cycle_of_objects(
+    up: Any, until: Any, found_by_collector: Any, when: str
+) -> None:
+    """A full collection is rare: what waits for it holds whole requests for minutes."""
+    first_s = 0.0 if when == "in mid-stream" else 30.0
+    cap = {"cap": 1} if when == "while it waits" else {}
+    async with fake_engine.engine(tokens=10_000, token_s=0.01, first_s=first_s) as engine:
+        async with up(engine, dispatch=cap) as client:
+            found_by_collector()
+            writers = [await started(client, stream=True) for _ in range(10)]
+            dispatcher = client.gateway.core.dispatcher
+            await until(lambda: engine.running + dispatcher.waiting == 10)
+            await asyncio.sleep(0.3 if when == "in mid-stream" else 0)
+            for writer in writers:
+                writer.transport.abort()
+            await until(lambda: engine.running == 0 and client.gateway.placements.in_progress == 0)
+            await asyncio.sleep(0.1)
+            found = found_by_collector()
+            assert not found

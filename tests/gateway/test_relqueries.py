@@ -185,6 +185,8 @@ async def test_the_same_idempotency_key_gives_the_same_relquery(up: Any) -> None
         status, error, _ = await client.send("POST", PATH, json=relquery_requests.body(11), headers=key)
         assert (status, error["error"]["code"]) == (422, "idempotency_key_reused")
         named = relquery_requests.body(10, id="mine", stream=False)
+        status, error, _ = await client.send("POST", PATH, json=named, headers=key)
+        assert (status, error["error"]["code"]) == (422, "idempotency_key_reused"), "it names another relQuery"
         assert (await client.send("POST", PATH, json=named))[0] == 201
         status, error, _ = await client.send("POST", PATH, json=named)
         assert (status, error["error"]["code"], error["error"]["param"]) == (409, "relquery_exists", "id")

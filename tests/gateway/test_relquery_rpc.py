@@ -99,6 +99,17 @@ async def test_a_row_without_an_answer_has_an_error(up: Any) -> None:
         assert events[-1].relquery.failed == 10
 
 
+async def test_a_finish_reason_that_is_no_text_counts_as_absent(up: Any) -> None:
+    broken = {"choices": [{"index": 0, "text": "x", "finish_reason": 5}], "usage": {"completion_tokens": "many"}}
+    async with fake_engine.engine(garbage=orjson.dumps(broken)) as engine, up(engine, listen=LISTEN) as client:
+        async with grpc.aio.insecure_channel(client.grpc) as channel:
+            stub = inference_pb2_grpc.RelQueriesStub(channel)
+            events = [event async for event in stub.Submit(request(10))]
+        rows = [event.row for event in events if event.WhichOneof("event") == "row"]
+        assert [(row.text, row.finish_reason, row.completion_tokens) for row in rows] == [("x", "", 0)] * 10
+        assert events[-1].relquery.completed == 10
+
+
 @pytest.mark.parametrize(
     ("fields", "code", "param"),
     [

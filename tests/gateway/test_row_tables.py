@@ -45,6 +45,11 @@ def test_csv_has_quotes_newlines_and_a_byte_order_mark() -> None:
     assert read("csv", table, "{{a}} {{b}}") == [["1", 'x, "y"\r\nz'], ["2", "é"]]
 
 
+def test_a_csv_field_may_be_as_long_as_a_row() -> None:
+    field = "x" * 200_000
+    assert read("csv", f'a\n"{field}"\n'.encode(), row_bytes=300_000) == [[field]]
+
+
 def test_json_lines_have_scalars_of_all_kinds() -> None:
     table = b'{"a": "x", "c": [1]}\n\n{"a": 1.5}\r\n{"a": null}\n{"a": true}'
     assert read("jsonl", table) == [["x"], ["1.5"], [""], ["true"]]

@@ -7,7 +7,7 @@ import small_engine
 
 from tidegate_policy import policies
 from tidegate_policy.model import CallId
-from tidegate_policy.policies import tenant_accounts
+from tidegate_policy.policies import policy_contract, tenant_accounts
 
 FAIR = ["wfq", "stride", "lottery", "cfs", "rr"]
 
@@ -49,6 +49,19 @@ class Tenants:
                     self.arrive(tenant, weight, tokens, wrong)
             for _ in range(5):
                 self.engine.step()
+
+
+@pytest.mark.parametrize("name", FAIR)
+def test_a_call_that_ends_after_its_preemption_leaves_no_tokens(name: str) -> None:
+    """vLLM may preempt a call while a step computes a token for it. The token comes then, and may be the call's last."""
+    policy = create(name)
+    engine = small_engine.SmallEngine(policy, places=4)
+    item = engine.arrive(small_engine.call("a"), output=50)
+    engine.step()
+    engine.preempt(item.call.id)
+    policy.on_tokens(engine.now, {item.call.id: policy_contract.ONE_OUTPUT})
+    engine.abort(item.call.id)
+    assert not policy._tokens.outputs(item.call.id)
 
 
 SMALL, LARGE = (5, 15), (40, 80)

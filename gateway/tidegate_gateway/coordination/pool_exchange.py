@@ -86,8 +86,8 @@ class PoolExchange:
             self._metrics.store_losses.inc()
             self._metrics.store_lost_seconds.inc(learned.lost_s)
             logger.error(
-                "the store has lost the writes of at least %.1f s that it had acknowledged: workflows, relQueries and ends of "
-                "calls of that time are unknown to it, and their clients must send them again",
+                "the store has lost the writes of at least %.1f s that it had acknowledged: workflows, relQueries and ends "
+                "of calls of that time are unknown to it, and their clients must send them again",
                 learned.lost_s,
             )
         self._core.dispatcher.tenants.on_others(self._clock(), learned.tenants, learned.gateways)

@@ -132,7 +132,8 @@ class Call:
             self._timers.pop(0).cancel()
             if self._method.takes_stream:
                 self._messages = asyncio.Queue()
-                self._put(self._messages, message_bytes, compression)
+                if not self._put(self._messages, message_bytes, compression):
+                    return
             self._task = asyncio.get_running_loop().create_task(self._run(message_bytes, compression))
         elif self._messages is None or self._messages.qsize() >= WAITING:
             grpc_answers.refuse(self, BadRequest("the call has too many messages"))
@@ -140,13 +141,15 @@ class Call:
         else:
             self._put(self._messages, message_bytes, compression)
 
-    def _put(self, messages: asyncio.Queue[tuple[bytes, str] | None], message_bytes: bytes, compression: str) -> None:
+    def _put(self, messages: asyncio.Queue[tuple[bytes, str] | None], message_bytes: bytes, compression: str) -> bool:
+        """False if the call has been refused, because too much waits."""
         self._queued.add(len(message_bytes) + WAITING_BYTES)
-        if self._queued.fits:
-            messages.put_nowait((message_bytes, compression))
-        else:
+        if not self._queued.fits:
             grpc_answers.refuse(self, error_table.Shed(DropReason.SATURATED))
             self.on_reset()
+            return False
+        messages.put_nowait((message_bytes, compression))
+        return True
 
     def on_half_close(self) -> None:
         if self._messages is not None:

@@ -35,8 +35,11 @@ class RelQueries(inference_pb2_grpc.RelQueriesServicer):
             spec = relquery_submission.spec(grpc_requests.relquery(request), fields)
             self._relqueries.check(spec)
             rows = row_tables.RowCollector(spec.template, self._bounds, self._relqueries.steps)
-            await self._read(request, rows)
-            record = await self._relqueries.submit(spec, rows, by)
+            async with contextlib.AsyncExitStack() as fetching:
+                if request.WhichOneof("rows") == "rows_url":
+                    await fetching.enter_async_context(self._relqueries.fetching(spec))
+                await self._read(request, rows)
+                record = await self._relqueries.submit(spec, rows, by)
             del rows
             await self._follow(context, record.client_id, 0, by)
         except error_table.GatewayError as error:

@@ -59,12 +59,13 @@ class RelQueryApi:
         by = http_requester.read(headers)
         fields = http_headers.read(headers)
         raw, request.body = request.body, b""
-        if request.header("content-type").lower().startswith("multipart/form-data"):
-            spec, rows = await self._form(raw, request.header("content-type"), fields)
-        else:
-            spec, rows = await self._json(raw, fields)
-        del raw
-        record = await self._relqueries.submit(spec, rows, by)
+        async with contextlib.AsyncExitStack() as fetching:
+            if request.header("content-type").lower().startswith("multipart/form-data"):
+                spec, rows = await self._form(raw, request.header("content-type"), fields, fetching)
+            else:
+                spec, rows = await self._json(raw, fields, fetching)
+            del raw
+            record = await self._relqueries.submit(spec, rows, by)
         if not spec.stream:
             return http_messages.Response(
                 body=orjson.dumps(relquery_view.as_json(record)), status=201, headers=_headers(record)
@@ -75,7 +76,7 @@ class RelQueryApi:
         return None
 
     async def _json(
-        self, raw: bytes, fields: request_fields.RequestFields
+        self, raw: bytes, fields: request_fields.RequestFields, fetching: contextlib.AsyncExitStack
     ) -> tuple[relquery_submission.RelQuerySpec, row_tables.RowCollector]:
         if len(raw) > self._gateway.settings.limits.body_bytes:
             most = self._gateway.settings.limits.body_bytes
@@ -88,13 +89,18 @@ class RelQueryApi:
         if (url is None) == (not items):
             raise BadRequest(ONE_SOURCE if items else "give rows with at least one row, or rows_url", param="rows")
         if url is not None:
+            await fetching.enter_async_context(self._relqueries.fetching(spec))
             await rows_url.fetch(rows_url.allowed(url, self._bounds), rows, self._bounds)
         else:
             await row_tables.read_json_rows(raw, items, rows)
         return spec, rows
 
     async def _form(
-        self, raw: bytes, content_type: str, fields: request_fields.RequestFields
+        self,
+        raw: bytes,
+        content_type: str,
+        fields: request_fields.RequestFields,
+        fetching: contextlib.AsyncExitStack,
     ) -> tuple[relquery_submission.RelQuerySpec, row_tables.RowCollector]:
         parts = multipart_form.parts(raw, content_type)
         file = parts.pop("rows", None)
@@ -104,6 +110,7 @@ class RelQueryApi:
         if (url is None) == (file is None):
             raise BadRequest(ONE_SOURCE if file is not None else "give rows as a file, or rows_url", param="rows")
         if file is None:
+            await fetching.enter_async_context(self._relqueries.fetching(spec))
             await rows_url.fetch(rows_url.allowed(url, self._bounds), rows, self._bounds)
         else:
             kind = rows_url.table_format(file.content_type, file.filename or "", "rows")

@@ -61,6 +61,7 @@ class Watchdog:
             if self._cut:
                 self._cut = False
                 task.uncancel()
+            del task  # the error of a cancelled task knows this frame: a cycle would keep all that the call has
 
     def interrupt(self, error: error_table.GatewayError) -> None:
         """Ends the present step, or the next one, with this error."""

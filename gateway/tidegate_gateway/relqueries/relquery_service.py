@@ -33,6 +33,9 @@ RESULTS_BYTES_PER_S = 32 * 1024 * 1024
 PAGES_AT_ONCE = 8
 """Pages that one tenant reads at a time; one above `LONG_BYTES` counts until its client has it, for `PLACE_S` at most."""
 LONG_BYTES, PLACE_S = 64 * 1024, 10.0
+FETCHES_AT_ONCE = 2
+"""Tables that one tenant has fetched at a time, until their rows are in the store."""
+FETCHERS = "the tenant's relQueries fetch too many tables at the same time; submit fewer at once"
 READERS = "the tenant's clients read too many results at the same time; read fewer at once"
 RETRY_S = 60.0
 """When a tenant with too many relQueries may try again."""
@@ -84,6 +87,7 @@ class RelQueries:
         self.bounds = settings.relqueries
         self._pace = tenant_pace.TenantPace(RESULTS_BYTES_PER_S, burst_s=1.0)
         self._places = tenant_places.TenantPlaces(PAGES_AT_ONCE)
+        self._fetches = tenant_places.TenantPlaces(FETCHES_AT_ONCE)
         self.steps = loop_steps.LoopSteps()
         """Of the readers of rows."""
         self._link = link
@@ -105,6 +109,10 @@ class RelQueries:
             raise BadRequest(f"{name} must be one of {', '.join(sorted(classes))}", param=name)
         self._fields.check(spec.kind, spec.body, slo_class)
 
+    def fetching(self, spec: relquery_submission.RelQuerySpec) -> contextlib.AbstractAsyncContextManager[None]:
+        """The tenant fetches one table more meanwhile. Raises `Shed` when it fetches too many."""
+        return self._fetches.taken(spec.fields.tenant, PLACE_S, FETCHERS)
+
     async def submit(
         self, spec: relquery_submission.RelQuerySpec, rows: row_tables.RowCollector, by: workflow_service.Requester
     ) -> relquery_store.RelQueryRecord:
@@ -112,6 +120,8 @@ class RelQueries:
         rows.whole()
         upload, tenant, stored = relquery_store.new_id(), spec.fields.tenant, spec.stored()
         digest = hashlib.sha256(stored)
+        if spec.id is not None:
+            digest.update(f"\nid {spec.id}\n".encode())
         try:
             for first, end in _batches(rows.rows):
                 batch = rows.rows[first:end]

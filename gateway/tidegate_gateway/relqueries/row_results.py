@@ -32,11 +32,12 @@ def read(row: int, reply: engine_client.Reply) -> RowResult:
         text = choice.get("text") if message is None else message.get("content")
     except (ValueError, LookupError, AttributeError, TypeError):
         return failed(row, error_table.EngineTrouble("the engine's answer has no choice"))
+    reason = choice.get("finish_reason")
     result: dict[str, Any] = {
         "object": "relquery.row",
         "row": row,
         "text": text if isinstance(text, str) else "",
-        "finish_reason": choice.get("finish_reason"),
+        "finish_reason": reason if isinstance(reason, str) else None,
         "usage": answer.get("usage"),
     }
     result |= {name: message[name] for name in _ALSO if message and message.get(name)}

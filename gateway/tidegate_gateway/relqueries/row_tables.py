@@ -6,6 +6,7 @@ the first wrong row. A row is counted from 0, as in its result. An error names t
 
 import csv
 import re
+import sys
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ MOST_COLUMNS = 1024
 _TOKEN = re.compile(rb'\\.|["{}\[\]]', re.DOTALL)
 _ROWS = re.compile(rb"\s*:\s*\[")
 _QUOTE = ord('"')
+csv.field_size_limit(sys.maxsize)  # a record is bounded before it is read
 
 
 class RowCollector:
@@ -217,16 +219,20 @@ async def _read_json_lines(
 async def _read_csv(table: AsyncIterator[bytes], rows: RowCollector, bounds: gateway_settings.RelQueries) -> None:
     """CSV as RFC 4180 has it: commas, quotes that are doubled in quoted fields, and a first line with the columns."""
     columns: list[str] | None = None
-    record, quotes, number = b"", 0, 0
+    record: list[bytes] = []
+    size = quotes = number = 0
     async for line in _lines(table, bounds.row_bytes, rows):
         number += 1
-        record += line
+        record.append(line)
+        size += len(line)
         quotes += line.count(b'"')
-        if len(record) > bounds.row_bytes:
+        if size > bounds.row_bytes:
             raise row_too_large(rows.where(number), bounds.row_bytes)
         if quotes % 2:
             continue  # the record goes on in the next line
-        whole, record, quotes = record, b"", 0
+        whole = b"".join(record)
+        record.clear()
+        size = quotes = 0
         if whole.isspace():
             rows.blank()
             continue

@@ -5,7 +5,7 @@ class KnownLeases:
     """The leases of one gateway as the store acknowledged them.
 
     An exchange renews the gateway's lease. A store that fails over to a replica, or that starts again without its last
-    writes, answers the next exchange with an older lease or with none. All instants are milliseconds of the store's clock."""
+    writes, answers the next exchange with an older lease or with none. Instants are milliseconds of the store's clock."""
 
     def __init__(self) -> None:
         self._first_ms: int | None = None

@@ -109,9 +109,9 @@ class RelQueryStore:
         return self._valkey.gateway
 
     async def push(self, upload: str, rows: Sequence[bytes], *, by: str) -> None:
-        """Puts rows of the tenant `by` behind those that the upload has already."""
+        """Puts rows of the tenant `by` behind those that the upload has already. They come with their time to live."""
         key = self._key("rows", upload)
-        async with self._valkey.client.pipeline(transaction=False) as pipeline:
+        async with self._valkey.client.pipeline(transaction=True) as pipeline:
             for start in range(0, len(rows), PUSHED):
                 pipeline.rpush(key, *rows[start : start + PUSHED])
             pipeline.pexpire(key, UPLOAD_MS)

@@ -199,7 +199,8 @@ class Store(Protocol):
         """Ends workflows whose grace is over, and forgets ids of those whose records have lapsed."""
 
     async def ends(self, limit: int) -> list[End]:
-        """Workflows that ended by any operation of any gateway; each end is reported once."""
+        """Workflows that ended by any operation of any gateway; each end is reported once, or never if this gateway or its
+        connection fails meanwhile. Ends are counted in metrics only; the records keep them."""
 
     async def forget(self, gateway: str, limit: int) -> bool:
         """Takes a dead gateway's calls out of their workflows; False while some are left."""

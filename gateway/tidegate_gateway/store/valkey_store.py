@@ -139,7 +139,8 @@ class Valkey:
     async def listed(
         self, state: store_contract.State | None, limit: int, *, by: str | None = None
     ) -> tuple[list[store_contract.Record], bool]:
-        await self.expire(LAPSED)
+        async with self._turns.of(by or ""):
+            await self.expire(LAPSED)
         wanted = store_contract.STATES if state is None else (state,)
         keys = [self.key(f"created:{each}:{by}" if by else f"created:{each}") for each in wanted]
         answer = await self.run("list", keys, [limit, self.key("workflow:"), PAGE_BYTES], by=by or "")
@@ -342,7 +343,9 @@ class Valkey:
                 return await command
         finally:
             # The client library turns a cancellation that meets its own timeout into an error or a result.
-            if task is not None and task.cancelling() > before:
+            cancelled = task is not None and task.cancelling() > before
+            del task  # the error of a cancelled task knows this frame: a cycle would keep all that the task has
+            if cancelled:
                 raise asyncio.CancelledError
 
 

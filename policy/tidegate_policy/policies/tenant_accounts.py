@@ -245,6 +245,7 @@ class TenantPolicy(StaticPolicy):
             return NONE_CHANGED
         if call_id not in self._served:
             account.waiting -= 1
+            self._tokens.forget(call_id)  # of a step that ran when the call was preempted
         else:
             work_s = self._settle(call_id)
             if work_s:
