@@ -151,16 +151,18 @@ async def test_a_call_that_is_hung_up_leaves_no_cycle_of_objects(
     """A full collection is rare: what waits for it holds whole requests for minutes."""
     first_s = 0.0 if when == "in mid-stream" else 30.0
     cap = {"cap": 1} if when == "while it waits" else {}
-    async with fake_engine.engine(tokens=10_000, token_s=0.01, first_s=first_s) as engine:
-        async with up(engine, dispatch=cap) as client:
-            found_by_collector()
-            writers = [await started(client, stream=True) for _ in range(10)]
-            dispatcher = client.gateway.core.dispatcher
-            await until(lambda: engine.running + dispatcher.waiting == 10)
-            await asyncio.sleep(0.3 if when == "in mid-stream" else 0)
-            for writer in writers:
-                writer.transport.abort()
-            await until(lambda: engine.running == 0 and client.gateway.placements.in_progress == 0)
-            await asyncio.sleep(0.1)
-            found = found_by_collector()
-            assert not found
+    async with (
+        fake_engine.engine(tokens=10_000, token_s=0.01, first_s=first_s) as engine,
+        up(engine, dispatch=cap) as client,
+    ):
+        found_by_collector()
+        writers = [await started(client, stream=True) for _ in range(10)]
+        dispatcher = client.gateway.core.dispatcher
+        await until(lambda: engine.running + dispatcher.waiting == 10)
+        await asyncio.sleep(0.3 if when == "in mid-stream" else 0)
+        for writer in writers:
+            writer.transport.abort()
+        await until(lambda: engine.running == 0 and client.gateway.placements.in_progress == 0)
+        await asyncio.sleep(0.1)
+        found = found_by_collector()
+        assert not found
