@@ -88,6 +88,27 @@ async def test_a_body_out_of_turn_ends_the_call_that_was_placed(up: Any, until: 
         await until(lambda: not client.own_backlog())
 
 
+@pytest.mark.parametrize("answered", [False, True])
+async def test_headers_that_come_twice_end_the_call_that_was_placed(up: Any, until: Any, answered: bool) -> None:
+    body, head_of_answer = ext_proc_pb2.ProcessingRequest(), ext_proc_pb2.ProcessingRequest()
+    body.request_body.body = b'{"model": "fake", "messages": [{"role": "user", "content": "x"}]}'
+    head_of_answer.response_headers.headers.headers.add(key=":status", raw_value=b"200")
+    async with (
+        fake_engine.engine() as engine,
+        up(engine, listen=LISTEN) as client,
+        grpc.aio.insecure_channel(client.ext_proc) as channel,
+    ):
+        stream = ext_proc_pb2_grpc.ExternalProcessorStub(channel).Process()
+        for sent in [head(), body, head_of_answer][: 2 + answered]:
+            await stream.write(sent)
+            assert (await stream.read()).WhichOneof("response")
+        assert client.gateway.placements.in_progress == 1
+        await stream.write(head(**{":path": "/nothing"}))
+        with pytest.raises(grpc.aio.AioRpcError, match="come twice"):
+            await stream.read()
+        await until(lambda: not client.gateway.placements.in_progress)
+
+
 async def test_a_stream_without_a_message_ends(up: Any) -> None:
     async with (
         up(listen=LISTEN, limits={"body": "200ms"}) as client,

@@ -1,6 +1,7 @@
 """Looks at workflows that are watched: shared, and paced for each tenant."""
 
 import asyncio
+import gc
 from collections import Counter
 
 import pytest
@@ -51,3 +52,23 @@ async def test_an_error_reaches_every_watcher_and_the_next_look_is_a_new_one() -
         return 1
 
     assert await looks.look("w", None, well) == 1
+
+
+async def test_a_look_that_fails_after_its_watcher_has_gone_is_no_line_of_the_log() -> None:
+    looks: workflow_looks.WorkflowLooks[int] = workflow_looks.WorkflowLooks()
+    logged: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: logged.append(context))
+    failed = asyncio.Event()
+
+    async def look() -> int:
+        failed.set()
+        raise ValueError("no such workflow")
+
+    watcher = asyncio.create_task(looks.look("w", "t", look))
+    await asyncio.sleep(0)
+    watcher.cancel()
+    await failed.wait()
+    await asyncio.sleep(0)
+    del watcher  # asyncio tells of an error that nobody took when its task is forgotten
+    gc.collect()
+    assert logged == []

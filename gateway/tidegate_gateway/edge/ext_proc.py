@@ -251,8 +251,10 @@ class Exchange:
             return
         try:
             match sent.WhichOneof("request"):
-                case "request_headers":
+                case "request_headers" if self._request is None:
                     self._on_headers(sent)
+                case "request_headers":
+                    self._break(http2_stream.INVALID_ARGUMENT, "the headers of a request come twice")
                 case "request_body":
                     self._on_body(sent.request_body)
                 case "request_trailers" if self._task is None:

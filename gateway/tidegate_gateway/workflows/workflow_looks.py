@@ -26,6 +26,7 @@ class WorkflowLooks(Generic[T]):
         pending = self._pending.get(what)
         if pending is None:
             pending = self._pending[what] = asyncio.ensure_future(self._in_turn(what, tenant, look))
+            pending.add_done_callback(_taken)  # its watchers may have gone
         return await asyncio.shield(pending)
 
     async def _in_turn(self, what: Hashable, tenant: str | None, look: Callable[[], Awaitable[T]]) -> T:
@@ -35,3 +36,9 @@ class WorkflowLooks(Generic[T]):
         finally:
             del self._pending[what]
         return await look()
+
+
+def _taken(ended: "asyncio.Future[T]") -> None:
+    """Nobody has to take the error of a look; asyncio would log it."""
+    if not ended.cancelled():
+        ended.exception()
