@@ -15,7 +15,6 @@ from tidegate_operator import (
     canary_hold,
     canary_status,
     pool_driver,
-    pool_profiles,
     pool_status,
     pool_steering,
     spec,
@@ -61,6 +60,7 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
         body = await self._reads.pool(*key)
         if body is None or "deletionTimestamp" in body["metadata"] or self._rules.is_foreign(body):
             self._known.pop(key, None)
+            self._gone(key)
             return None
         children = await self._reads.children(*key)
         tested = canary_hold.under_test(body, children)
@@ -69,7 +69,7 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
             await self._end(key, body, pods)
             return None
         try:
-            pool = spec.parse(body, self._rules.known, pool_profiles.in_force(body, children))
+            pool = self._parse(body, children)
         except spec.InvalidSpecError:  # `reconcile` reports the fault; the canary stays as it is
             known = self._known.get(key)
             if known is not None and (known.uid, known.tested) == (body["metadata"]["uid"], tested):
@@ -126,6 +126,7 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
 
     async def _end(self, key: watch_cache.Key, body: Json, pods: Sequence[Json]) -> None:
         """The pool has no canary any more: its calls go to all engines, and the status says nothing of it."""
+        self._gone(key)
         if known := self._known.pop(key, None):
             await known.access.admin.divide(pool_steering.gateway_addresses(pods), (), None)
         if "rollout" in body.get("status", {}):

@@ -2,7 +2,7 @@
 
 import json
 
-from tidegate_operator import canary_hold, operator_doubles, pool_canary
+from tidegate_operator import canary_hold, operator_doubles, pool_canary, spec
 from tidegate_operator.cluster import watch_cache
 
 from . import conftest, test_steering_alone
@@ -78,5 +78,22 @@ def test_the_division_of_the_calls_is_renewed_while_the_spec_cannot_be_built(in_
         assert await canaries.test(KEY) == pool_canary.PERIOD_S
         assert (admin.times, admin.divided) == (1, divided)
         assert (await cache.pool(*KEY))["status"] == stated
+
+    in_virtual_time(run())
+
+
+def test_a_spec_is_parsed_once_while_it_stays_and_forgotten_with_its_pool(in_virtual_time, monkeypatch):
+    parse, parsed = spec.parse, []
+    monkeypatch.setattr(spec, "parse", lambda body, *rest: parsed.append(body) or parse(body, *rest))
+
+    async def run():
+        cache = watched()
+        canaries = canaries_of(cache, Division())
+        for _ in range(5):
+            assert await canaries.test(KEY) == pool_canary.PERIOD_S
+        assert len(parsed) == 2, "the first observation writes the status, and so makes another body"
+        cache.on_pool("DELETED", await cache.pool(*KEY))
+        assert await canaries.test(KEY) is None
+        assert not canaries._parsed
 
     in_virtual_time(run())
