@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tidegate_operator import (
+    canary_hold,
     gateway_loads,
     node_pool_cost,
     node_pool_spec,
@@ -85,7 +86,8 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
             await self._withdraw(body)
             return WAIT_S
         now = self._clock()
-        counts = replica_allocation.desired(pool, replica_allocation.of_deployments(children))
+        found = replica_allocation.of_deployments(children)
+        counts = replica_allocation.desired(pool, found)
         scaled = await self._begun(key, body, pool, {each.name: counts[each.name] for each in own}, now.timestamp())
         taken = await self._taken(scaled, pool, own, now.timestamp())
         gateways = pool_steering.gateway_addresses(pods)
@@ -103,12 +105,14 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
         before = {each.name: scaled.state.wanted.get(each.name, counts[each.name]) for each in free}
         patience_s = pool.autoscaling.scheduling_s
         stuck = {
-            each.name: _stuck(pods, each, patience_s, now) + _rejected(children, each, patience_s, now) for each in free
+            each.name: _stuck(_of(pods, each), found.get(each.name, 0), patience_s, now)
+            + _rejected(children, each, patience_s, now)
+            for each in free
         }
         observation = _observation(
             pool,
             scaled.loads.add(seen, gateways=gateways),
-            [_node_pool(pool, each, pods, stuck[each.name]) for each in free],
+            [_node_pool(pool, each, _of(pods, each), stuck[each.name]) for each in free],
             seconds=now.timestamp() - scaled.seen_at_s,
         )
         scaled.state, decision = autoscaler.step(
@@ -214,17 +218,15 @@ def _node_pool(
     pods: Sequence[Json],
     stuck: Sequence[str],
 ) -> autoscaler.NodePool:
-    """What the core must know of a node pool."""
-    name = node_pool.name
-    mine = [pod for pod in pods if pod["metadata"]["labels"].get(child_metadata.NODE_POOL) == name]
+    """What the core must know of a node pool with these pods."""
     return autoscaler.NodePool(
-        name=name,
+        name=node_pool.name,
         cost=node_pool_cost.model(pool.engine, node_pool) or engine_cost.STARTING,
         price=node_pool.engine_cost,
         low=node_pool.min_replicas,
         high=node_pool.max_replicas or node_pool.min_replicas,
-        ready=sum(pool_steering.ready_address(pod) is not None for pod in mine),
-        start_s=_start_s(mine, engine_weights.longest_start_s(pool, node_pool) + spec.START_SLACK_S),
+        ready=sum(pool_steering.ready_address(pod) is not None for pod in pods),
+        start_s=_start_s(pods, engine_weights.longest_start_s(pool, node_pool) + spec.START_SLACK_S),
         unschedulable=len(stuck),
     )
 
@@ -243,17 +245,26 @@ def _start_s(pods: Sequence[Json], longest_s: float) -> float:
     return max(statistics.median(taken), 1.0) if taken else START_S
 
 
-def _stuck(
-    pods: Sequence[Json], node_pool: node_pool_spec.NodePool, patience_s: float, now: datetime.datetime
-) -> list[str]:
-    """A sentence for each pod of a node pool that no node has taken for longer than a new node takes."""
+def _of(pods: Sequence[Json], node_pool: node_pool_spec.NodePool) -> list[Json]:
+    """The pods of a node pool."""
+    return [pod for pod in pods if pod["metadata"]["labels"].get(child_metadata.NODE_POOL) == node_pool.name]
+
+
+def _stuck(pods: Sequence[Json], wanted: int, patience_s: float, now: datetime.datetime) -> list[str]:
+    """A sentence for each of the `wanted` engines of a node pool that no node has taken for longer than a new node takes.
+
+    While a Deployment changes, it may have more pods than it wants, and no node may take its new revision. Those pods say
+    nothing of the room for the engines that serve, so they do not count."""
+    live = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and not pod_trouble.has_failed(pod)]
+    serving = {canary_hold.revision_of(pod) for pod in live if pod_trouble.is_ready(pod)}
     found = [
         trouble
-        for pod in pods
-        if pod["metadata"]["labels"].get(child_metadata.NODE_POOL) == node_pool.name
+        for pod in live
+        if not serving or canary_hold.revision_of(pod) in serving
         if (trouble := pod_trouble.of(pod)) is not None and trouble.reason == "Unschedulable"
     ]
-    return [each.sentence for each in found if (now - _instant(each.since)).total_seconds() >= patience_s]
+    old = [each.sentence for each in found if (now - _instant(each.since)).total_seconds() >= patience_s]
+    return old[max(len(live) - wanted, 0) :]
 
 
 def _rejected(

@@ -1,0 +1,130 @@
+"""The pool's own autoscaler without an API server: what its gateways, pods and clocks tell it. Time is virtual."""
+
+import datetime
+
+import pytest
+
+from tidegate_operator import canary_hold, error_budget, gateway_loads, operator_doubles, pool_scaling
+from tidegate_operator.cluster import watch_cache
+from tidegate_policy.model import Call, CallId
+from tidegate_policy.scale import call_load
+
+from . import conftest, test_steering_alone
+from .test_steering_alone import KEY, SPEC, START
+
+NODE_POOL = {**SPEC["nodePools"][0], "scaledBy": "autoscaler", "replicas": 3, "maxReplicas": 8}
+ONE = call_load.of_calls([Call(id=CallId("c"), arrived_at_s=0.0, prompt_tokens=1000, output_predicted=200)])
+GATEWAYS = ("10.0.0.1", "10.0.0.2")
+AUTOSCALING = {"stabilizationWindow": "60s", "idleAfter": "120s", "schedulingTimeout": "5m"}
+
+
+class Api(test_steering_alone.Api):
+    async def autoscalers(self, namespace):
+        return []
+
+
+class Scaled:
+    """A pool in the watch cache, its gateways, and its autoscaler."""
+
+    def __init__(self, engines=3, **node_pool):
+        self.cache, self.gateways = watch_cache.WatchCache(), operator_doubles.FakeAdmin()
+        self.api = Api(self.cache)
+        self.wall_s = self.passed_s = 0.0
+        self.offered = call_load.NOTHING
+        body = test_steering_alone.pool()
+        body["spec"] |= {"nodePools": [{**NODE_POOL, **node_pool}], "autoscaling": AUTOSCALING}
+        self.cache.on_pool("ADDED", body)
+        for address in GATEWAYS:
+            gateway = test_steering_alone.pod("chat", "gateway", address)
+            gateway["metadata"] |= {"name": address, "uid": address}
+            self.cache.on_pod("ADDED", gateway)
+        self.deployment(engines)
+        for index in range(engines):
+            self.engine(f"old-{index}")
+        self.scaling = self.made()
+
+    def made(self):
+        return pool_scaling.PoolScaling(
+            self.api,
+            conftest.RULES,
+            reads=self.cache,
+            admin_of=lambda *_: self.gateways,
+            clock=lambda: START + datetime.timedelta(seconds=self.wall_s),
+        )
+
+    async def edit(self, **fields):
+        """The node pool has these fields too."""
+        body = await self.cache.pool(*KEY)
+        (node_pool,) = body["spec"]["nodePools"]
+        self.cache.on_pool("MODIFIED", {**body, "spec": {**body["spec"], "nodePools": [{**node_pool, **fields}]}})
+
+    def deployment(self, replicas):
+        labels = {"tidegate.dev/pool": "chat", "tidegate.dev/node-pool": "a100"}
+        metadata = {"namespace": "prod", "name": "chat-engine-a100", "uid": "d", "labels": labels}
+        metadata["ownerReferences"] = [{"uid": "chat", "controller": True}]
+        self.cache.on_child("MODIFIED", {"kind": "Deployment", "metadata": metadata, "spec": {"replicas": replicas}})
+
+    def engine(self, name, revision="old", *, stuck_since_s=None):
+        """A pod of an engine, ready unless no node takes it since that instant."""
+        body = test_steering_alone.pod("chat", "engine", "10.0.1.1", **{"tidegate.dev/node-pool": "a100"})
+        body["metadata"] |= {"name": name, "uid": name, "annotations": {canary_hold.REVISION: revision}}
+        body["metadata"]["creationTimestamp"] = START.isoformat()
+        if stuck_since_s is not None:
+            since = (START + datetime.timedelta(seconds=stuck_since_s)).isoformat()
+            body["status"] = {"conditions": [{
+                "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node",
+                "lastTransitionTime": since,
+            }]}  # fmt: skip
+        self.cache.on_pod("MODIFIED", body)
+
+    async def observe(self, calls_a_second=0.0, *, waiting=0.0, times=1):
+        for _ in range(times):
+            self.wall_s += pool_scaling.PERIOD_S
+            self.passed_s += pool_scaling.PERIOD_S
+            self.offered += ONE.times(calls_a_second * pool_scaling.PERIOD_S)
+            self.gateways.load = gateway_loads.GatewayLoad(
+                offered=self.offered,
+                waiting=ONE.times(waiting),
+                out=0,
+                queued={},
+                targets={"": error_budget.Counts(0, 0)},
+            )
+            assert await self.scaling.scale(KEY) == pool_scaling.PERIOD_S
+
+    async def status(self):
+        return (await self.cache.pool(*KEY))["status"]
+
+    async def wanted(self):
+        (found,) = (await self.status())["nodePools"]
+        return found["wanted"]
+
+    async def condition(self):
+        (found,) = [item for item in (await self.status())["conditions"] if item["type"] == "Autoscaling"]
+        return found
+
+
+@pytest.mark.parametrize("replaces", [False, True], ids=["beside", "in place of an old one"])
+def test_pods_of_an_edit_that_no_node_can_hold_take_no_serving_engine_away(in_virtual_time, replaces):
+    async def run():
+        scaled = Scaled(minReplicas=3)
+        scaled.engine("old-2" if replaces else "new", "new", stuck_since_s=0.0)
+        await scaled.observe(0.1, times=40)
+        assert await scaled.wanted() == 3
+        assert (await scaled.condition())["reason"] == "Scaling"
+
+    in_virtual_time(run())
+
+
+def test_of_the_stuck_pods_of_a_serving_revision_the_surplus_of_a_canary_does_not_count(in_virtual_time):
+    """Five engines are wanted, and a canary has a sixth pod: four nodes are enough for three old ones and the canary."""
+
+    async def run():
+        scaled = Scaled(minReplicas=5)
+        scaled.engine("new", "new")
+        scaled.deployment(5)
+        for name in ("old-3", "old-4"):
+            scaled.engine(name, stuck_since_s=0.0)
+        await scaled.observe(0.1, times=31)
+        assert await scaled.wanted() == 4
+
+    in_virtual_time(run())
