@@ -2,7 +2,8 @@
 its decisions to the status, from which `replica_allocation` takes them.
 
 A decision is written to the status before it is put in force, so an operator that dies in between leaves it to its
-successor. A node pool that another autoscaler scales keeps what it has. Without a gateway that answers nothing changes.
+successor. A node pool that another autoscaler scales keeps what it has. Without a gateway that answers nothing changes,
+and while one of several does not answer, engines only come.
 """
 
 import datetime
@@ -111,9 +112,10 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
         }
         observation = _observation(
             pool,
-            scaled.loads.add(seen, gateways=gateways),
+            scaled.loads.add(seen),
             [_node_pool(pool, each, _of(pods, each), stuck[each.name]) for each in free],
             seconds=now.timestamp() - scaled.seen_at_s,
+            is_whole=len(seen) == len(gateways),
         )
         scaled.state, decision = autoscaler.step(
             now.timestamp(), replace(scaled.state, wanted=before), observation, pool.autoscaling.settings
@@ -127,7 +129,7 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
             decision.node_pools,
             taken,
             now,
-            trouble=scale_status.unschedulable(sentences),
+            trouble=scale_status.unschedulable(sentences) or scale_status.partial_silence(seen, gateways),
         )
         if decision.changed:
             told = scale_status.event(pool, scaled.state, before)
@@ -190,6 +192,7 @@ def _observation(
     node_pools: Sequence[autoscaler.NodePool],
     *,
     seconds: float,
+    is_whole: bool,
 ) -> autoscaler.Observation:
     objectives = {item["name"]: float(item.get("objective", entitlements.OBJECTIVE)) / 100 for item in pool.classes}
     tpots_s = [duration.seconds(item["tpot"]) for item in pool.classes if "tpot" in item]
@@ -208,6 +211,7 @@ def _observation(
             for name, counts in load.targets.items()
         },
         tpot_s=min(tpots_s, default=None),
+        is_whole=is_whole,
         node_pools=node_pools,
     )
 

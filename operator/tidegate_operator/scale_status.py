@@ -2,7 +2,7 @@
 condition Autoscaling; and the events of its changes. Pure."""
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tidegate_operator import pool_status, reconcile, spec
@@ -82,6 +82,18 @@ def silence() -> pool_status.Condition:
     """The condition of a pool whose gateways do not report."""
     message = "No gateway reports its load, so the number of engines stays as it is."
     return pool_status.Condition(type=CONDITION, status=False, reason="GatewaysSilent", message=message)
+
+
+def partial_silence(answered: Collection[str], gateways: Collection[str]) -> pool_status.Condition | None:
+    """The condition of a pool of whose `gateways` some have not `answered`; None if all have."""
+    silent = sorted(set(gateways) - set(answered))
+    if not silent:
+        return None
+    message = (
+        f"{len(silent)} of {len(gateways)} gateways report no load, for example {silent[0]}. "
+        "So engines may come, and none goes."
+    )
+    return pool_status.Condition(type=CONDITION, status=False, reason="GatewaysPartlySilent", message=message)
 
 
 def event(pool: spec.Pool, state: autoscaler.ScaleState, before: Mapping[str, int]) -> pool_status.Event:

@@ -6,6 +6,7 @@ import pytest
 
 from tidegate_operator import canary_hold, error_budget, gateway_loads, operator_doubles, pool_scaling
 from tidegate_operator.cluster import watch_cache
+from tidegate_operator.render import child_metadata
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.scale import call_load
 
@@ -126,5 +127,28 @@ def test_of_the_stuck_pods_of_a_serving_revision_the_surplus_of_a_canary_does_no
             scaled.engine(name, stuck_since_s=0.0)
         await scaled.observe(0.1, times=31)
         assert await scaled.wanted() == 4
+
+    in_virtual_time(run())
+
+
+def test_while_one_of_two_gateways_is_silent_no_engine_goes_and_its_return_is_no_burst(in_virtual_time):
+    async def run():
+        scaled = Scaled()
+        await scaled.observe(4.0, times=12)
+        before = await scaled.wanted()
+        scaled.gateways.silent = {f"{GATEWAYS[0]}:{child_metadata.ADMIN_PORT}"}
+        await scaled.observe(0.0, times=30)
+        assert await scaled.wanted() == before, "the silent one may have calls"
+        stated = await scaled.condition()
+        assert (stated["status"], stated["reason"]) == ("False", "GatewaysPartlySilent")
+        assert "1 of 2 gateways report no load, for example 10.0.0.1:" in stated["message"]
+        await scaled.observe(4.0, times=60)
+        assert await scaled.wanted() == before
+        scaled.gateways.silent = set()
+        await scaled.observe(4.0, times=3)
+        assert await scaled.wanted() == before
+        assert (await scaled.condition())["reason"] == "Scaling"
+        await scaled.observe(0.0, times=30)
+        assert await scaled.wanted() == 0
 
     in_virtual_time(run())

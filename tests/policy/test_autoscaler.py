@@ -161,6 +161,22 @@ def test_the_first_decision_of_a_new_operator_lowers_nothing():
     assert pool.state.wanted == {"fast": 9}
 
 
+def test_while_a_part_of_the_load_is_unknown_engines_only_come_and_the_window_begins_anew():
+    pool = Pool(wanted={"fast": 8})
+    pool.observe(load(5.0), times=40)
+    before = pool.state.wanted["fast"]
+    pool.observe(load(1.0), times=200, is_whole=False)
+    assert pool.state.wanted["fast"] == before
+    pool.observe(0.0, times=200, is_whole=False)
+    assert pool.state.wanted["fast"] == before, "calls may come to the gateway that does not answer"
+    pool.observe(load(1.0), times=29)
+    assert pool.state.wanted["fast"] == before
+    pool.observe(load(1.0), times=30)
+    assert pool.state.wanted["fast"] < before
+    pool.observe(load(9.0), times=30, is_whole=False)
+    assert pool.state.wanted["fast"] > before
+
+
 def test_edited_bounds_hold_at_once():
     pool = Pool(wanted={"fast": 5})
     pool.observe(load(4.0), times=5)

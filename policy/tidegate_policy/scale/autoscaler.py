@@ -13,6 +13,7 @@ sentence that says why. The operator drives it over a cluster, and `tidegate_sim
   this result has not changed for a minute.
 - An increase soon after a decrease shows that the decrease came too early, so the window doubles. It halves again with each
   decrease that nothing followed. So a load that swings stops moving the engines.
+- While a part of the load is unknown, no fewer engines are wanted, and the window begins anew.
 - At most `changes_an_hour` changes happen in any hour. The first two thirds of them may be decreases. The last one is an
   increase to all engines that the pool may have, so the bound never leaves a load without engines.
 - A node pool for whose engines the cluster has no room gets no more than it has room for, until a later attempt.
@@ -101,6 +102,8 @@ class Observation:
     tpot_s: float | None = None
     """The tightest target for the time of an output token."""
     node_pools: Sequence[NodePool] = ()
+    is_whole: bool = True
+    """Whether all gateways have told of their calls. If not, there may be more load than is seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +128,9 @@ class ScaleState:
     is_increase: bool = True
     """Whether the last change wanted more engines of a node pool."""
     began_s: float = 0.0
+    """Since when the whole load is known."""
     busy_at_s: float = 0.0
-    """When a call was last seen."""
+    """When a call was last seen, or may have come unseen."""
     history: load_history.History = ()
     rates: tuple[tuple[float, CallLoad], ...] = ()
     """The present rates of the last `stabilisation_s` seconds, with their instants."""
@@ -370,7 +374,7 @@ def _remembered(now: float, state: ScaleState, seen: Observation, settings: Scal
     keep_s = load_history.TREND_S + load_history.RECENT_S
     history = load_history.extended(state.history, slice, keep_s=keep_s)
     rates = [each for each in state.rates if each[0] > now - _window_s(state, settings)]
-    is_busy = seen.arrived.calls > 0 or seen.waiting.calls > 0 or seen.queued > 0 or seen.running > 0
+    is_seen = seen.arrived.calls > 0 or seen.waiting.calls > 0 or seen.queued > 0 or seen.running > 0
     shortages = {
         each.name: _shortage(now, state.shortages.get(each.name), state.wanted.get(each.name, 0) - each.unschedulable)
         for each in seen.node_pools
@@ -381,7 +385,8 @@ def _remembered(now: float, state: ScaleState, seen: Observation, settings: Scal
         state,
         history=history,
         rates=(*rates, (now, load_history.recent(history))),
-        busy_at_s=now if is_busy else state.busy_at_s,
+        began_s=state.began_s if seen.is_whole else now,
+        busy_at_s=now if is_seen or not seen.is_whole else state.busy_at_s,
         shortages={**remembered, **shortages},
     )
 
