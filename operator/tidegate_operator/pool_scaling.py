@@ -60,6 +60,8 @@ class _Scaled:
     state: autoscaler.ScaleState
     seen_at_s: float
     loads: gateway_loads.GatewayLoads = field(default_factory=gateway_loads.GatewayLoads)
+    stated: Json = field(default_factory=dict)
+    """The part of the status that was stated last."""
     rivals: Sequence[Json] = ()
     rivals_at_s: float = float("-inf")
 
@@ -80,7 +82,8 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
         try:
             pool = self._parse(body, children)
         except spec.InvalidSpecError:
-            return WAIT_S  # `reconcile` reports the fault; the engines stay
+            await self._suspend(key, body)  # `reconcile` reports the fault; the engines stay
+            return WAIT_S
         own = [each for each in pool.node_pools if each.autoscaled]
         if not own:
             self._forget(key)
@@ -95,12 +98,10 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
         seen = await scaled.access.admin.loads(gateways)
         self._observed(key, answered=len(seen) == len(gateways))
         if not seen:
-            await self._persist(
-                body,
-                scale_status.of_decision(
-                    body.get("status", {}), pool, scaled.state, {}, taken, now, trouble=scale_status.silence()
-                ),
+            scaled.stated = scale_status.of_decision(
+                body.get("status", {}), pool, scaled.state, {}, taken, now, trouble=scale_status.silence()
             )
+            await self._persist(body, scaled.stated)
             return PERIOD_S
         free = [each for each in own if each.name not in taken]
         before = {each.name: scaled.state.wanted.get(each.name, counts[each.name]) for each in free}
@@ -122,7 +123,7 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
         )
         scaled.seen_at_s = now.timestamp()
         sentences = {name: sentences[0] for name, sentences in stuck.items() if sentences}
-        ours = scale_status.of_decision(
+        scaled.stated = scale_status.of_decision(
             body.get("status", {}),
             pool,
             scaled.state,
@@ -135,7 +136,7 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
             told = scale_status.event(pool, scaled.state, before)
             log.info("%s/%s: %s: %s", *key, told.reason, told.message)
             await self._api.record(told)
-        await self._persist(body, ours)
+        await self._persist(body, scaled.stated)
         return PERIOD_S
 
     def _forget(self, key: watch_cache.Key) -> None:
@@ -179,6 +180,16 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
         if "autoscaling" in body.get("status", {}):
             metadata = body["metadata"]
             await self._api.apply_status(metadata["namespace"], metadata["name"], {}, writer=WRITER)
+
+    async def _suspend(self, key: watch_cache.Key, body: Json) -> None:
+        """Says that nothing is decided while the spec is invalid, if an autoscaler has decided before."""
+        known, status = self._known.get(key), body.get("status", {})
+        stated = scale_status.decided(status)
+        if known is not None and known.uid == body["metadata"]["uid"]:
+            stated = known.stated  # the last decision may not have come back yet
+        if stated:
+            generation, now = body["metadata"]["generation"], self._clock()
+            await self._persist(body, scale_status.with_invalid_spec(status, stated, generation=generation, now=now))
 
     async def _persist(self, body: Json, ours: Json) -> None:
         if pool_status.changed(body.get("status", {}), ours, owns=scale_status.WRITTEN):

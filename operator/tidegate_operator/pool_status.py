@@ -301,6 +301,12 @@ def authentication(body: Json, *, valid: bool) -> Condition:
     return Condition(type=AUTHENTICATED, status=False, reason="Unauthenticated", message=message)
 
 
+def invalid_spec(condition: str, effect: str) -> Condition:
+    """A condition of which nothing is known while the spec cannot be built. `effect` is a sentence."""
+    message = f"The spec is invalid, as Degraded says. {effect}"
+    return Condition(type=condition, status=None, reason="InvalidSpec", message=message)
+
+
 def _age_s(since: str, now: datetime.datetime) -> float:
     try:
         return (now - datetime.datetime.fromisoformat(since)).total_seconds()

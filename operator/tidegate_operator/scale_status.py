@@ -52,6 +52,27 @@ def of_decision(
     }
 
 
+def decided(status: Json) -> Json:
+    """The last decision in a status; empty without one."""
+    if "autoscaling" not in status:
+        return {}
+    node_pools = [
+        {key: item[key] for key in ("name", "wanted", "scaling") if key in item}
+        for item in status.get("nodePools", ())
+        if "wanted" in item
+    ]
+    return {"autoscaling": status["autoscaling"], "nodePools": node_pools}
+
+
+def with_invalid_spec(before: Json, stated: Json, *, generation: int, now: datetime.datetime) -> dict[str, Any]:
+    """The part of the status of a pool whose spec cannot be built: the last decision stays. `stated` is this part as it was
+    stated last."""
+    condition = pool_status.invalid_spec(CONDITION, "The number of engines stays as it is.")
+    previous = before.get("conditions", ())
+    timed = pool_status.timed([condition], previous, generation=generation, now=reconcile.timestamp(now))
+    return {**stated, "conditions": timed}
+
+
 def remembered(body: Json, wanted: Mapping[str, int], now: float) -> autoscaler.ScaleState:
     """The state that an earlier operator left in the status; `wanted` are the engines of each node pool."""
     before = body.get("status", {}).get("autoscaling", {})

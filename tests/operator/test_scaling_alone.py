@@ -54,10 +54,9 @@ class Scaled:
         )
 
     async def edit(self, **fields):
-        """The node pool has these fields too."""
+        """The spec has these fields too."""
         body = await self.cache.pool(*KEY)
-        (node_pool,) = body["spec"]["nodePools"]
-        self.cache.on_pool("MODIFIED", {**body, "spec": {**body["spec"], "nodePools": [{**node_pool, **fields}]}})
+        self.cache.on_pool("MODIFIED", {**body, "spec": {**body["spec"], **fields}})
 
     def deployment(self, replicas):
         labels = {"tidegate.dev/pool": "chat", "tidegate.dev/node-pool": "a100"}
@@ -150,5 +149,41 @@ def test_while_one_of_two_gateways_is_silent_no_engine_goes_and_its_return_is_no
         assert (await scaled.condition())["reason"] == "Scaling"
         await scaled.observe(0.0, times=30)
         assert await scaled.wanted() == 0
+
+    in_virtual_time(run())
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["the same operator", "a new operator"])
+def test_while_the_spec_is_invalid_the_condition_is_unknown_and_the_decision_stays(in_virtual_time, is_new):
+    async def run():
+        scaled = Scaled()
+        await scaled.observe(4.0, times=12)
+        before = await scaled.status()
+        valid = (await scaled.cache.pool(*KEY))["spec"]["policy"]
+        await scaled.edit(policy={**valid, "allow": ["unknown"]})
+        if is_new:
+            scaled.scaling = scaled.made()
+        assert await scaled.scaling.scale(KEY) == pool_scaling.WAIT_S
+        stated, after = await scaled.condition(), await scaled.status()
+        assert (stated["status"], stated["reason"]) == ("Unknown", "InvalidSpec")
+        assert {key: after[key] for key in ("autoscaling", "nodePools")} == {
+            key: before[key] for key in ("autoscaling", "nodePools")
+        }
+        writes = scaled.api.writes
+        await scaled.scaling.scale(KEY)
+        assert scaled.api.writes == writes
+        await scaled.edit(policy=valid)
+        await scaled.observe(4.0)
+        assert (await scaled.condition())["reason"] == "Scaling"
+
+    in_virtual_time(run())
+
+
+def test_a_pool_that_was_never_scaled_gets_no_condition_for_its_invalid_spec(in_virtual_time):
+    async def run():
+        scaled = Scaled()
+        await scaled.edit(policy={**SPEC["policy"], "allow": ["unknown"]})
+        assert await scaled.scaling.scale(KEY) == pool_scaling.WAIT_S
+        assert scaled.api.writes == 0
 
     in_virtual_time(run())
