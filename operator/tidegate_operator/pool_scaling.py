@@ -62,6 +62,8 @@ class _Scaled:
     loads: gateway_loads.GatewayLoads = field(default_factory=gateway_loads.GatewayLoads)
     stated: Json = field(default_factory=dict)
     """The part of the status that was stated last."""
+    sentences: dict[str, str] = field(default_factory=dict)
+    """By node pool: what the scheduler or the quota said last of an engine for which there was no room."""
     rivals: Sequence[Json] = ()
     rivals_at_s: float = float("-inf")
 
@@ -122,7 +124,9 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
             now.timestamp(), replace(scaled.state, wanted=before), observation, pool.autoscaling.settings
         )
         scaled.seen_at_s = now.timestamp()
-        sentences = {name: sentences[0] for name, sentences in stuck.items() if sentences}
+        scaled.sentences |= {name: sentences[0] for name, sentences in stuck.items() if sentences}
+        short = autoscaler.without_room(now.timestamp(), scaled.state)
+        sentences = {name: text for name, text in scaled.sentences.items() if stuck.get(name) or name in short}
         scaled.stated = scale_status.of_decision(
             body.get("status", {}),
             pool,

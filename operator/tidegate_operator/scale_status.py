@@ -11,7 +11,7 @@ from tidegate_policy.scale import autoscaler
 
 WRITTEN = ("wanted", "scaling", "autoscaling")
 """Fields of the status and its node pools that are written here, and removed when they are no longer stated."""
-CONDITION = "Autoscaling"
+CONDITION = pool_status.AUTOSCALING
 
 
 def of_decision(
@@ -87,16 +87,17 @@ def remembered(body: Json, wanted: Mapping[str, int], now: float) -> autoscaler.
 
 
 def unschedulable(sentences: Mapping[str, str]) -> pool_status.Condition | None:
-    """The condition of a pool of which node pools have engines that the cluster does not take. `sentences`: by node pool,
-    what the scheduler or the quota says of one of them."""
+    """The condition of a pool of which node pools want engines for which the cluster has, or lately had, no room.
+    `sentences`: by node pool, what the scheduler or the quota says of one of them."""
     if not sentences:
         return None
     parts = [f"{name}: {sentence}" for name, sentence in sorted(sentences.items())]
-    message = f"The cluster takes no further engines of these node pools, and others take over: {'; '.join(parts)}. "
+    message = f"The cluster takes no further engines of these node pools: {'; '.join(parts)}. "
     message += (
-        "Add nodes, raise the quota, correct accelerator, nodeSelector, tolerations or resources, or lower maxReplicas."
+        "Others take over where the pool has them, and without any one engine waits for room. Add nodes, raise the quota, "
+        "correct accelerator, nodeSelector, tolerations or resources, or lower maxReplicas."
     )
-    return pool_status.Condition(type=CONDITION, status=False, reason="Unschedulable", message=message)
+    return pool_status.Condition(type=CONDITION, status=False, reason=pool_status.UNSCHEDULABLE, message=message)
 
 
 def silence() -> pool_status.Condition:

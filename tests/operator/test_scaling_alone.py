@@ -77,6 +77,11 @@ class Scaled:
             }]}  # fmt: skip
         self.cache.on_pod("MODIFIED", body)
 
+    def gone(self, name):
+        """The pod of an engine exists no more."""
+        metadata = {"namespace": "prod", "name": name, "uid": name, "labels": {"tidegate.dev/pool": "chat"}}
+        self.cache.on_pod("DELETED", {"metadata": metadata})
+
     async def observe(self, calls_a_second=0.0, *, waiting=0.0, times=1):
         for _ in range(times):
             self.wall_s += pool_scaling.PERIOD_S
@@ -185,5 +190,29 @@ def test_a_pool_that_was_never_scaled_gets_no_condition_for_its_invalid_spec(in_
         await scaled.edit(policy={**SPEC["policy"], "allow": ["unknown"]})
         assert await scaled.scaling.scale(KEY) == pool_scaling.WAIT_S
         assert scaled.api.writes == 0
+
+    in_virtual_time(run())
+
+
+def test_the_first_engine_that_finds_no_node_stays_wanted_while_calls_wait_and_the_condition_says_why(in_virtual_time):
+    async def run():
+        scaled = Scaled(engines=0)
+        await scaled.observe(waiting=1)
+        assert await scaled.wanted() == 1
+        scaled.deployment(1)
+        scaled.engine("first", stuck_since_s=10.0)
+        await scaled.observe(waiting=1, times=100)
+        assert await scaled.wanted() == 1
+        stated = await scaled.condition()
+        assert (stated["status"], stated["reason"]) == ("False", "Unschedulable")
+        assert "a100: first: Unschedulable: no node" in stated["message"]
+        await scaled.observe(times=13)
+        assert await scaled.wanted() == 0, "no call waits any more"
+        scaled.deployment(0)
+        scaled.gone("first")
+        await scaled.observe(times=3)
+        assert (await scaled.condition())["reason"] == "Unschedulable"
+        await scaled.observe(times=120)
+        assert (await scaled.condition())["reason"] == "Scaling"
 
     in_virtual_time(run())
