@@ -2,7 +2,8 @@
 decisions to the status, from which `rollout` takes them, and to the gateways, which divide the calls.
 
 A decision is written to the status before it is put in force, so an operator that dies in between leaves it to its
-successor. The successor counts the calls of the present step anew. While no gateway answers, no step ends.
+successor. The successor counts the calls of the present step anew. While no gateway answers, no step ends. Instants are
+those of the wall clock, because the status keeps them; they move with its steps.
 """
 
 import logging
@@ -22,6 +23,7 @@ from tidegate_operator import (
 from tidegate_operator.cluster import watch_cache
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
+from tidegate_policy import clock_steps
 from tidegate_policy.rollout import canary
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ class _Canary:
     tested: canary_hold.Tested
     state: canary.CanaryState
     access: pool_driver.Access[Admin]
+    steps: clock_steps.ClockSteps = field(default_factory=clock_steps.ClockSteps)
     figures: canary_figures.CanaryFigures = field(default_factory=canary_figures.CanaryFigures)
     weight: int | None = None
     """The share of the calls that the new engines got at the last observation."""
@@ -77,8 +80,10 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
             return PERIOD_S
         settings = pool.rollout.canary
         assert settings is not None  # `under_test` finds none without it
-        now = self._clock().timestamp()
+        now, passed_s = self._clock().timestamp(), self._monotonic()
         current = await self._begun(key, body, pool, tested, now)
+        if step_s := current.steps.step_s(now, passed_s):
+            current.state = canary.shifted(current.state, step_s)
         sides = _Sides.of(pods, tested)
         for pod in sides.serving:
             current.ends.setdefault(pod["metadata"]["uid"], _ends(pod))
@@ -119,7 +124,7 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
         if known is not None and (known.uid, known.tested) == (pool.uid, tested):
             known.access = await self._access(pool, now, known.access)
             return known
-        state = canary_status.remembered(body, tested) or canary.begin(now, tested.revision)
+        state = canary_status.remembered(body, tested, now) or canary.begin(now, tested.revision)
         made = _Canary(uid=pool.uid, tested=tested, state=state, access=await self._access(pool, now))
         self._known[key] = made
         return made

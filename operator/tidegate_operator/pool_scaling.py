@@ -3,7 +3,8 @@ its decisions to the status, from which `replica_allocation` takes them.
 
 A decision is written to the status before it is put in force, so an operator that dies in between leaves it to its
 successor. A node pool that another autoscaler scales keeps what it has. Without a gateway that answers nothing changes,
-and while one of several does not answer, engines only come.
+and while one of several does not answer, engines only come. Instants are those of the wall clock, because the status keeps
+them; they move with its steps.
 """
 
 import datetime
@@ -29,7 +30,7 @@ from tidegate_operator import (
 from tidegate_operator.cluster import watch_cache
 from tidegate_operator.render import child_metadata, engine_weights
 from tidegate_operator.spec import Json
-from tidegate_policy import duration
+from tidegate_policy import clock_steps, duration
 from tidegate_policy.admit import entitlements
 from tidegate_policy.predict import engine_cost
 from tidegate_policy.scale import autoscaler, slo_headroom
@@ -59,13 +60,32 @@ class _Scaled:
     access: pool_driver.Access[Admin]
     state: autoscaler.ScaleState
     seen_at_s: float
+    steps: clock_steps.ClockSteps = field(default_factory=clock_steps.ClockSteps)
     loads: gateway_loads.GatewayLoads = field(default_factory=gateway_loads.GatewayLoads)
     stated: Json = field(default_factory=dict)
     """The part of the status that was stated last."""
+    obstacles: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """Since when this operator has seen each obstacle to an engine."""
     sentences: dict[str, str] = field(default_factory=dict)
     """By node pool: what the scheduler or the quota said last of an engine for which there was no room."""
     rivals: Sequence[Json] = ()
     rivals_at_s: float = float("-inf")
+
+    def shift(self, by_s: float) -> None:
+        """The wall clock was set by so many seconds."""
+        self.state = autoscaler.shifted(self.state, by_s)
+        self.seen_at_s += by_s
+        self.rivals_at_s += by_s
+        self.obstacles = {key: at_s + by_s for key, at_s in self.obstacles.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Obstacle:
+    """Why an engine of a node pool does not exist, or has no node."""
+
+    key: tuple[str, str]
+    """The object that tells of it, and since when, by the clock of the API server."""
+    sentence: str
 
 
 class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
@@ -91,10 +111,11 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
             self._forget(key)
             await self._withdraw(body)
             return WAIT_S
-        now = self._clock()
-        found = replica_allocation.of_deployments(children)
-        counts = replica_allocation.desired(pool, found)
+        now, passed_s = self._clock(), self._monotonic()
+        counts = replica_allocation.desired(pool, replica_allocation.of_deployments(children))
         scaled = await self._begun(key, body, pool, {each.name: counts[each.name] for each in own}, now.timestamp())
+        if step_s := scaled.steps.step_s(now.timestamp(), passed_s):
+            scaled.shift(step_s)
         taken = await self._taken(scaled, pool, own, now.timestamp())
         gateways = pool_steering.gateway_addresses(pods)
         seen = await scaled.access.admin.loads(gateways)
@@ -107,12 +128,7 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
             return PERIOD_S
         free = [each for each in own if each.name not in taken]
         before = {each.name: scaled.state.wanted.get(each.name, counts[each.name]) for each in free}
-        patience_s = pool.autoscaling.scheduling_s
-        stuck = {
-            each.name: _stuck(_of(pods, each), found.get(each.name, 0), patience_s, now)
-            + _rejected(children, each, patience_s, now)
-            for each in free
-        }
+        stuck = _stuck(scaled, pool, free, pods, children, now.timestamp())
         observation = _observation(
             pool,
             scaled.loads.add(seen),
@@ -269,38 +285,60 @@ def _of(pods: Sequence[Json], node_pool: node_pool_spec.NodePool) -> list[Json]:
     return [pod for pod in pods if pod["metadata"]["labels"].get(child_metadata.NODE_POOL) == node_pool.name]
 
 
-def _stuck(pods: Sequence[Json], wanted: int, patience_s: float, now: datetime.datetime) -> list[str]:
-    """A sentence for each of the `wanted` engines of a node pool that no node has taken for longer than a new node takes.
+def _stuck(
+    scaled: _Scaled,
+    pool: spec.Pool,
+    node_pools: Sequence[node_pool_spec.NodePool],
+    pods: Sequence[Json],
+    children: Sequence[Json],
+    now: float,
+) -> dict[str, list[str]]:
+    """By node pool: a sentence for each of its wanted engines that the cluster has not taken for longer than a new node
+    takes, as long as this operator has seen it."""
+    obstacles = {each.name: _unscheduled(_of(pods, each)) + _rejected(children, each) for each in node_pools}
+    keys = {one.key for found in obstacles.values() for one in found}
+    scaled.obstacles = {key: scaled.obstacles.get(key, now) for key in keys}
+    replicas = replica_allocation.of_deployments(children)
+    stuck: dict[str, list[str]] = {}
+    for each in node_pools:
+        lasting = [
+            one.sentence
+            for one in obstacles[each.name]
+            if now - scaled.obstacles[one.key] >= pool.autoscaling.scheduling_s
+        ]
+        surplus = sum(map(_is_live, _of(pods, each))) - replicas.get(each.name, 0)
+        stuck[each.name] = lasting[max(surplus, 0) :]  # a Deployment that changes has more pods than it wants
+    return stuck
 
-    While a Deployment changes, it may have more pods than it wants, and no node may take its new revision. Those pods say
-    nothing of the room for the engines that serve, so they do not count."""
-    live = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and not pod_trouble.has_failed(pod)]
+
+def _is_live(pod: Json) -> bool:
+    return "deletionTimestamp" not in pod["metadata"] and not pod_trouble.has_failed(pod)
+
+
+def _unscheduled(pods: Sequence[Json]) -> list[_Obstacle]:
+    """The pods of a node pool that no node takes. Those of a revision that replaces one that serves do not count: they say
+    nothing of the room for the engines that serve."""
+    live = [pod for pod in pods if _is_live(pod)]
     serving = {canary_hold.revision_of(pod) for pod in live if pod_trouble.is_ready(pod)}
-    found = [
-        trouble
+    return [
+        _Obstacle(key=(trouble.pod, trouble.since), sentence=trouble.sentence)
         for pod in live
         if not serving or canary_hold.revision_of(pod) in serving
         if (trouble := pod_trouble.of(pod)) is not None and trouble.reason == "Unschedulable"
     ]
-    old = [each.sentence for each in found if (now - _instant(each.since)).total_seconds() >= patience_s]
-    return old[max(len(live) - wanted, 0) :]
 
 
-def _rejected(
-    children: Sequence[Json], node_pool: node_pool_spec.NodePool, patience_s: float, now: datetime.datetime
-) -> list[str]:
-    """A sentence for each engine of a node pool whose pod the API server has rejected for so long, for a quota."""
+def _rejected(children: Sequence[Json], node_pool: node_pool_spec.NodePool) -> list[_Obstacle]:
+    """An obstacle for each engine of a node pool whose pod the API server rejects, for a quota."""
     for body in children:
         if body["kind"] != "Deployment" or body["metadata"]["labels"].get(child_metadata.NODE_POOL) != node_pool.name:
             continue
+        name = body["metadata"]["name"]
         missing = body["spec"].get("replicas", 1) - body.get("status", {}).get("replicas", 0)
         for condition in body.get("status", {}).get("conditions", ()):
-            if not pool_status.is_rejection(condition):
-                continue
-            if (now - _instant(condition["lastTransitionTime"])).total_seconds() >= patience_s:
-                return [f"{body['metadata']['name']}: {condition.get('message', 'its pods are rejected')}"] * max(
-                    missing, 0
-                )
+            if pool_status.is_rejection(condition):
+                sentence = f"{name}: {condition.get('message', 'its pods are rejected')}"
+                return [_Obstacle(key=(name, condition["lastTransitionTime"]), sentence=sentence)] * max(missing, 0)
     return []
 
 

@@ -130,12 +130,10 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
         ask_of: Callable[[spec.Pool], steering_driver.Ask | None] = lambda pool: None,
         metrics: operator_metrics.OperatorMetrics | None = None,
     ) -> None:
-        """`monotonic` is a clock that is never set, in seconds; without it `clock` must not be set either.
-        `ask_of` gives the way in which a pool's model is asked, for pools with the selector `llm`."""
-        super().__init__(api, rules, reads=reads, admin_of=admin_of, clock=clock)
+        """`ask_of` gives the way in which a pool's model is asked, for pools with the selector `llm`."""
+        super().__init__(api, rules, reads=reads, admin_of=admin_of, clock=clock, monotonic=monotonic)
         self._metrics = metrics or operator_metrics.OperatorMetrics()
         self._locate = locate
-        self._monotonic = monotonic
         self._ask_of = ask_of
 
     async def steer(self, key: watch_cache.Key) -> float | None:

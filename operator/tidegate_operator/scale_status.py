@@ -79,9 +79,8 @@ def remembered(body: Json, wanted: Mapping[str, int], now: float) -> autoscaler.
     state = autoscaler.begin(now, wanted)
     try:
         changes = tuple(_seconds(text) for text in before["changes"])
-        return autoscaler.resumed(
-            state, reason=str(before["reason"]), since_s=_seconds(before["since"]), changes=changes
-        )
+        since_s = min(_seconds(before["since"]), now)  # another clock may have left an instant in the future
+        return autoscaler.resumed(state, reason=str(before["reason"]), since_s=since_s, changes=changes)
     except (KeyError, TypeError, ValueError):
         return state
 

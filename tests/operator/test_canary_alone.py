@@ -1,5 +1,6 @@
 """A canary without an API server: what its gateways are told. Time is virtual; no gateway is reached."""
 
+import datetime
 import json
 
 from tidegate_operator import canary_hold, operator_doubles, pool_canary, spec
@@ -47,6 +48,13 @@ def engine(revision, address):
     return body
 
 
+def loading():
+    """An engine of the new revision that is not ready yet."""
+    body = engine("new", NEW)
+    body["status"] = {"podIP": NEW}
+    return body
+
+
 def watched():
     cache = watch_cache.WatchCache()
     cache.on_pool("ADDED", pool())
@@ -56,10 +64,10 @@ def watched():
     return cache
 
 
-def canaries_of(cache, admin):
+def canaries_of(cache, admin, *, clock=test_steering_alone.clock, monotonic=lambda: None):
     api = test_steering_alone.Api(cache)
     return pool_canary.PoolCanary(
-        api, conftest.RULES, reads=cache, admin_of=lambda *_: admin, clock=test_steering_alone.clock
+        api, conftest.RULES, reads=cache, admin_of=lambda *_: admin, clock=clock, monotonic=monotonic
     )
 
 
@@ -95,5 +103,34 @@ def test_a_spec_is_parsed_once_while_it_stays_and_forgotten_with_its_pool(in_vir
         cache.on_pool("DELETED", await cache.pool(*KEY))
         assert await canaries.test(KEY) is None
         assert not canaries._parsed
+
+    in_virtual_time(run())
+
+
+def test_a_wall_clock_that_steps_neither_fails_an_engine_that_loads_nor_ends_a_step(in_virtual_time):
+    async def run():
+        wall_s = passed_s = 0.0
+        cache = watched()
+        cache.on_pod("MODIFIED", loading())
+        canaries = canaries_of(
+            cache,
+            Division(),
+            clock=lambda: test_steering_alone.START + datetime.timedelta(seconds=wall_s),
+            monotonic=lambda: passed_s,
+        )
+
+        async def observe(times=1):
+            nonlocal wall_s, passed_s
+            for _ in range(times):
+                wall_s, passed_s = wall_s + 2.0, passed_s + 2.0
+                assert await canaries.test(KEY) == pool_canary.PERIOD_S
+            return (await cache.pool(*KEY))["status"]["rollout"]
+
+        for step_s in (7200.0, -7200.0):
+            await observe(3)
+            wall_s += step_s
+            assert (await observe(3))["phase"] == "Starting"
+        wall_s += 7200.0
+        assert (await observe(2000))["phase"] == "Failed", "it has not served within its time"
 
     in_virtual_time(run())

@@ -51,6 +51,7 @@ class Scaled:
             reads=self.cache,
             admin_of=lambda *_: self.gateways,
             clock=lambda: START + datetime.timedelta(seconds=self.wall_s),
+            monotonic=lambda: self.passed_s,
         )
 
     async def edit(self, **fields):
@@ -214,5 +215,44 @@ def test_the_first_engine_that_finds_no_node_stays_wanted_while_calls_wait_and_t
         assert (await scaled.condition())["reason"] == "Unschedulable"
         await scaled.observe(times=120)
         assert (await scaled.condition())["reason"] == "Scaling"
+
+    in_virtual_time(run())
+
+
+@pytest.mark.parametrize("step_s", [3600.0, -3600.0, -7200.0], ids=str)
+def test_a_wall_clock_that_steps_changes_no_engine_and_moves_the_instants_of_the_status(in_virtual_time, step_s):
+    async def run():
+        scaled = Scaled(minReplicas=1)
+        await scaled.observe(4.0, times=60)
+        before, wanted = (await scaled.status())["autoscaling"], await scaled.wanted()
+        assert 1 < wanted < 8
+        assert before["changes"]
+        scaled.wall_s += step_s
+        await scaled.observe(4.0, times=60)
+        assert await scaled.wanted() == wanted
+        moved = datetime.timedelta(seconds=step_s)
+        for one, other in zip(before["changes"], (await scaled.status())["autoscaling"]["changes"], strict=True):
+            assert datetime.datetime.fromisoformat(other) - datetime.datetime.fromisoformat(one) == moved
+        scaled.wall_s += step_s
+        await scaled.observe(times=10)
+        assert await scaled.wanted() == wanted, "no call for 100 s, and 120 s make the pool idle"
+        await scaled.observe(times=5)
+        assert await scaled.wanted() == 1
+
+    in_virtual_time(run())
+
+
+def test_a_wall_clock_that_is_wrong_makes_no_pending_pod_old(in_virtual_time):
+    async def run():
+        scaled = Scaled(engines=0)
+        scaled.wall_s += 600.0
+        await scaled.observe(waiting=1)
+        scaled.deployment(1)
+        scaled.engine("first", stuck_since_s=10.0)
+        await scaled.observe(waiting=1, times=30)
+        assert (await scaled.condition())["reason"] == "Scaling"
+        scaled.wall_s += 600.0
+        await scaled.observe(waiting=1)
+        assert (await scaled.condition())["reason"] == "Unschedulable", "it has waited for 300 s"
 
     in_virtual_time(run())

@@ -83,6 +83,11 @@ def begin(now: float, revision: str) -> CanaryState:
     )
 
 
+def shifted(state: CanaryState, by_s: float) -> CanaryState:
+    """The state with its instant moved by `by_s` seconds, because the wall clock was set."""
+    return replace(state, since_s=state.since_s + by_s)
+
+
 def weight(state: CanaryState, settings: CanarySettings, *, new: int, old: int) -> int | None:
     """Percent of the calls that the new engines get; None = as many as any other engine. `new` and `old` are the ready
     engines of the pool. The new ones get no more than their number's share: more load would make them slower than the old

@@ -170,6 +170,23 @@ def resumed(state: ScaleState, *, reason: str, since_s: float, changes: Sequence
     return replace(state, reason=reason, since_s=since_s, changed_at_s=tuple(changes))
 
 
+def shifted(state: ScaleState, by_s: float) -> ScaleState:
+    """The state with all instants moved by `by_s` seconds, because the wall clock was set."""
+    return replace(
+        state,
+        since_s=state.since_s + by_s,
+        began_s=state.began_s + by_s,
+        busy_at_s=state.busy_at_s + by_s,
+        history=tuple(replace(each, at_s=each.at_s + by_s) for each in state.history),
+        rates=tuple((at_s + by_s, rate) for at_s, rate in state.rates),
+        fewer=None if state.fewer is None else (state.fewer[0] + by_s, state.fewer[1]),
+        lowered_at_s=None if state.lowered_at_s is None else state.lowered_at_s + by_s,
+        short_at_s=state.short_at_s + by_s,
+        changed_at_s=tuple(at_s + by_s for at_s in state.changed_at_s),
+        shortages={name: replace(each, until_s=each.until_s + by_s) for name, each in state.shortages.items()},
+    )
+
+
 def step(now: float, state: ScaleState, seen: Observation, settings: ScaleSettings) -> tuple[ScaleState, Decision]:
     """One decision. Call it every few seconds; `load_history.RECENT_S` must span several observations."""
     state = _remembered(now, state, seen, settings)
@@ -371,9 +388,10 @@ class _Work:
 
 def _remembered(now: float, state: ScaleState, seen: Observation, settings: ScaleSettings) -> ScaleState:
     """The memory with this observation."""
-    slice = load_history.Slice(at_s=now, seconds=max(seen.seconds, 1e-3), load=seen.arrived)
-    keep_s = load_history.TREND_S + load_history.RECENT_S
-    history = load_history.extended(state.history, slice, keep_s=keep_s)
+    history = state.history
+    if seen.seconds > 0.0:  # a clock that was set back a little tells no rate
+        slice = load_history.Slice(at_s=now, seconds=seen.seconds, load=seen.arrived)
+        history = load_history.extended(history, slice, keep_s=load_history.TREND_S + load_history.RECENT_S)
     rates = [each for each in state.rates if each[0] > now - _window_s(state, settings)]
     is_seen = seen.arrived.calls > 0 or seen.waiting.calls > 0 or seen.queued > 0 or seen.running > 0
     ready = {each.name: each.ready for each in seen.node_pools}
