@@ -25,6 +25,7 @@ def of_canary(tested: canary_hold.Tested, state: canary.CanaryState, weight: int
             "revision": state.revision,
             "phase": state.phase.value,
             "step": state.step + 1,
+            **({"stops": state.stops} if state.stops else {}),
             **({} if weight is None else {"weight": weight}),
             "since": reconcile.timestamp_of(state.since_s),
             "reason": state.reason,
@@ -45,6 +46,7 @@ def remembered(body: Json, tested: canary_hold.Tested, now: float) -> canary.Can
             step=int(stated["step"]) - 1,
             since_s=min(datetime.datetime.fromisoformat(stated["since"]).timestamp(), now),
             reason=str(stated["reason"]),
+            stops=int(stated.get("stops", 0)),
         )
     except (KeyError, TypeError, ValueError):
         return None

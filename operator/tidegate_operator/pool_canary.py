@@ -106,7 +106,8 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
         current.weight = canary.weight(current.state, settings, new=len(sides.serving), old=sides.others)
         ours = canary_status.of_canary(tested, current.state, current.weight)
         if current.state != before:
-            current.figures.begin()
+            if not current.state.stops:  # the same step goes on with the calls that it has had
+                current.figures.begin()
             shown = (*key, tested.node_pool, current.state.phase.value, current.state.reason)
             log.info("%s/%s: canary of %s: %s: %s", *shown)
             if told := canary_status.event(pool, tested, current.state):

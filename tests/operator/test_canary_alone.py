@@ -1,10 +1,15 @@
 """A canary without an API server: what its gateways are told. Time is virtual; no gateway is reached."""
 
+import asyncio
 import datetime
 import json
 
+import pytest
+
 from tidegate_operator import canary_hold, operator_doubles, pool_canary, spec
 from tidegate_operator.cluster import watch_cache
+from tidegate_policy.rollout import canary
+from tidegate_policy.rollout.side_by_side import Service
 
 from . import conftest, test_steering_alone
 from .test_steering_alone import KEY, SPEC
@@ -132,5 +137,47 @@ def test_a_wall_clock_that_steps_neither_fails_an_engine_that_loads_nor_ends_a_s
             assert (await observe(3))["phase"] == "Starting"
         wall_s += 7200.0
         assert (await observe(2000))["phase"] == "Failed", "it has not served within its time"
+
+    in_virtual_time(run())
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["the same operator", "a new operator each time"])
+def test_an_engine_that_is_ready_and_unready_by_turns_fails_after_some_times(in_virtual_time, is_new):
+    async def run():
+        cache, admin = watched(), Division()
+        canaries = canaries_of(cache, admin)
+        for times in range(1, canary.MOST_STOPS + 1):
+            cache.on_pod("MODIFIED", engine("new", NEW))
+            await canaries.test(KEY)
+            cache.on_pod("MODIFIED", loading())
+            await canaries.test(KEY)
+            found = (await cache.pool(*KEY))["status"]["rollout"]
+            assert found["stops" if found["phase"] == "Starting" else "phase"] in (times, "Failed")
+            if is_new:
+                canaries = canaries_of(cache, admin)
+        assert found["phase"] == "Failed"
+        assert "stopped serving 5 times (step 1 of 1)" in found["reason"]
+
+    in_virtual_time(run())
+
+
+def test_a_step_goes_on_with_the_calls_that_it_has_had_when_its_engine_serves_again(in_virtual_time):
+    async def run():
+        cache, admin = watched(), Division()
+        canaries = canaries_of(cache, admin)
+        served = {f"{OLD}:8000": Service(calls=0), f"{NEW}:8000": Service(calls=0)}
+        admin.engines = served
+        await canaries.test(KEY)
+        await canaries.test(KEY)
+        admin.engines = dict.fromkeys(served, Service(calls=60))
+        await canaries.test(KEY)
+        cache.on_pod("MODIFIED", loading())
+        await canaries.test(KEY)
+        cache.on_pod("MODIFIED", engine("new", NEW))
+        await canaries.test(KEY)
+        admin.engines = dict.fromkeys(served, Service(calls=110))
+        await asyncio.sleep(61)
+        await canaries.test(KEY)
+        assert (await cache.pool(*KEY))["status"]["rollout"]["phase"] == "Promoted", "100 calls in all"
 
     in_virtual_time(run())
