@@ -25,7 +25,7 @@ PROMISE_TESTS := $(addprefix tests/gateway/,test_bad_input.py test_bad_input_fie
   test_parsing_work.py) $(addprefix tests/operator/,test_operator.py test_rollout.py test_watches.py test_controller.py \
   test_pool_status.py test_steering_alone.py test_crd.py test_reconcile.py test_pool_secret.py test_reinstall.py \
   test_lease.py test_operator_log.py test_trouble_in_time.py test_upgrade.py test_rollback.py test_default_resources.py \
-  test_store_status.py test_canary_under_load.py test_crd_style.py)
+  test_store_status.py test_canary_under_load.py test_crd_style.py test_scaling_alone.py test_canary_alone.py)
 
 .PHONY: help client install compiled up test lint e2e bench bench-gateway bench-engine bench-operator bench-real docs lock proto kubernetes clean faults page-image steering-demo dashboard-images vllm-tests
 

@@ -254,8 +254,12 @@ async def _act(
         monotonic=time.monotonic,
         metrics=metrics,
     )
-    scaling = pool_scaling.PoolScaling(server, rules, reads=cache, admin_of=admin_of, clock=controller.now)
-    canaries = pool_canary.PoolCanary(server, rules, reads=cache, admin_of=admin_of, clock=controller.now)
+    scaling = pool_scaling.PoolScaling(
+        server, rules, reads=cache, admin_of=admin_of, clock=controller.now, monotonic=time.monotonic
+    )
+    canaries = pool_canary.PoolCanary(
+        server, rules, reads=cache, admin_of=admin_of, clock=controller.now, monotonic=time.monotonic
+    )
     metrics.add_pools(
         lambda: (body for body in cache.pools() if reconcile.owner_of(body) == rules.operator), steering.silent
     )

@@ -25,6 +25,7 @@ def of_canary(tested: canary_hold.Tested, state: canary.CanaryState, weight: int
             "revision": state.revision,
             "phase": state.phase.value,
             "step": state.step + 1,
+            **({"stops": state.stops} if state.stops else {}),
             **({} if weight is None else {"weight": weight}),
             "since": reconcile.timestamp_of(state.since_s),
             "reason": state.reason,
@@ -32,8 +33,9 @@ def of_canary(tested: canary_hold.Tested, state: canary.CanaryState, weight: int
     }
 
 
-def remembered(body: Json, tested: canary_hold.Tested) -> canary.CanaryState | None:
-    """The state of the revision that an earlier operator left in the status; None if there is none."""
+def remembered(body: Json, tested: canary_hold.Tested, now: float) -> canary.CanaryState | None:
+    """The state of the revision that an earlier operator left in the status; None if there is none. An instant after `now`,
+    which another clock leaves, counts as `now`."""
     stated = body.get("status", {}).get("rollout", {})
     try:
         if (stated["nodePool"], stated["revision"]) != (tested.node_pool, tested.revision):
@@ -42,8 +44,9 @@ def remembered(body: Json, tested: canary_hold.Tested) -> canary.CanaryState | N
             revision=tested.revision,
             phase=canary.Phase(stated["phase"]),
             step=int(stated["step"]) - 1,
-            since_s=datetime.datetime.fromisoformat(stated["since"]).timestamp(),
+            since_s=min(datetime.datetime.fromisoformat(stated["since"]).timestamp(), now),
             reason=str(stated["reason"]),
+            stops=int(stated.get("stops", 0)),
         )
     except (KeyError, TypeError, ValueError):
         return None

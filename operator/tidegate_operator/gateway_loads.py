@@ -4,7 +4,7 @@ Pure. A gateway counts from its start. The first counts of a gateway are the bas
 belong to a new process at the same address.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from tidegate_operator import error_budget, gateway_counts
@@ -61,8 +61,9 @@ class GatewayLoads:
     def __init__(self) -> None:
         self._last: gateway_counts.LatestCounts[GatewayLoad] = gateway_counts.LatestCounts()
 
-    def add(self, seen: Mapping[str, GatewayLoad], *, gateways: Collection[str]) -> PoolLoad:
-        """What gateways report, by address. `gateways` are all that are ready; the others are forgotten."""
+    def add(self, seen: Mapping[str, GatewayLoad]) -> PoolLoad:
+        """What gateways report, by address. A gateway that does not report is forgotten: what arrives meanwhile would later
+        seem to have arrived at once."""
         arrived = waiting = call_load.NOTHING
         queued: dict[str, int] = {}
         targets: dict[str, error_budget.Counts] = {}
@@ -70,7 +71,7 @@ class GatewayLoads:
             waiting += load.waiting
             for engine, count in load.queued.items():
                 queued[engine] = max(queued.get(engine, 0), count)
-        for before, load in self._last.add(seen, gateways=gateways):
+        for before, load in self._last.add(seen, gateways=seen):
             arrived += _since(before.offered, load.offered)
             error_budget.add_since(targets, before.targets, load.targets)
         return PoolLoad(

@@ -115,6 +115,8 @@ class FakeAdmin:
         """Whether each gateway reaches the store."""
         self.load: gateway_loads.GatewayLoad | None = None
         """Of each gateway."""
+        self.silent: set[str] = set()
+        """The gateways that do not report their load."""
         self.engines: dict[str, Service] = {}
         """How each engine serves, as each gateway reports it."""
         self.divided: tuple[frozenset[str], int | None] = (frozenset(), None)
@@ -127,7 +129,7 @@ class FakeAdmin:
         return dict.fromkeys(addresses, self.counted)
 
     async def loads(self, addresses: Collection[str]) -> dict[str, gateway_loads.GatewayLoad]:
-        return {} if self.load is None else dict.fromkeys(addresses, self.load)
+        return {} if self.load is None else dict.fromkeys(set(addresses) - self.silent, self.load)
 
     async def services(self, addresses: Collection[str]) -> dict[str, dict[str, Service]]:
         return {address: dict(self.engines) for address in addresses}

@@ -2,7 +2,8 @@
 decisions to the status, from which `rollout` takes them, and to the gateways, which divide the calls.
 
 A decision is written to the status before it is put in force, so an operator that dies in between leaves it to its
-successor. The successor counts the calls of the present step anew. While no gateway answers, no step ends.
+successor. The successor counts the calls of the present step anew. While no gateway answers, no step ends. Instants are
+those of the wall clock, because the status keeps them; they move with its steps.
 """
 
 import logging
@@ -15,7 +16,6 @@ from tidegate_operator import (
     canary_hold,
     canary_status,
     pool_driver,
-    pool_profiles,
     pool_status,
     pool_steering,
     spec,
@@ -23,6 +23,7 @@ from tidegate_operator import (
 from tidegate_operator.cluster import watch_cache
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
+from tidegate_policy import clock_steps
 from tidegate_policy.rollout import canary
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class _Canary:
     tested: canary_hold.Tested
     state: canary.CanaryState
     access: pool_driver.Access[Admin]
+    steps: clock_steps.ClockSteps = field(default_factory=clock_steps.ClockSteps)
     figures: canary_figures.CanaryFigures = field(default_factory=canary_figures.CanaryFigures)
     weight: int | None = None
     """The share of the calls that the new engines got at the last observation."""
@@ -61,6 +63,7 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
         body = await self._reads.pool(*key)
         if body is None or "deletionTimestamp" in body["metadata"] or self._rules.is_foreign(body):
             self._known.pop(key, None)
+            self._gone(key)
             return None
         children = await self._reads.children(*key)
         tested = canary_hold.under_test(body, children)
@@ -69,7 +72,7 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
             await self._end(key, body, pods)
             return None
         try:
-            pool = spec.parse(body, self._rules.known, pool_profiles.in_force(body, children))
+            pool = self._parse(body, children)
         except spec.InvalidSpecError:  # `reconcile` reports the fault; the canary stays as it is
             known = self._known.get(key)
             if known is not None and (known.uid, known.tested) == (body["metadata"]["uid"], tested):
@@ -77,8 +80,10 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
             return PERIOD_S
         settings = pool.rollout.canary
         assert settings is not None  # `under_test` finds none without it
-        now = self._clock().timestamp()
+        now, passed_s = self._clock().timestamp(), self._monotonic()
         current = await self._begun(key, body, pool, tested, now)
+        if step_s := current.steps.step_s(now, passed_s):
+            current.state = canary.shifted(current.state, step_s)
         sides = _Sides.of(pods, tested)
         for pod in sides.serving:
             current.ends.setdefault(pod["metadata"]["uid"], _ends(pod))
@@ -101,7 +106,8 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
         current.weight = canary.weight(current.state, settings, new=len(sides.serving), old=sides.others)
         ours = canary_status.of_canary(tested, current.state, current.weight)
         if current.state != before:
-            current.figures.begin()
+            if not current.state.stops:  # the same step goes on with the calls that it has had
+                current.figures.begin()
             shown = (*key, tested.node_pool, current.state.phase.value, current.state.reason)
             log.info("%s/%s: canary of %s: %s: %s", *shown)
             if told := canary_status.event(pool, tested, current.state):
@@ -119,13 +125,14 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
         if known is not None and (known.uid, known.tested) == (pool.uid, tested):
             known.access = await self._access(pool, now, known.access)
             return known
-        state = canary_status.remembered(body, tested) or canary.begin(now, tested.revision)
+        state = canary_status.remembered(body, tested, now) or canary.begin(now, tested.revision)
         made = _Canary(uid=pool.uid, tested=tested, state=state, access=await self._access(pool, now))
         self._known[key] = made
         return made
 
     async def _end(self, key: watch_cache.Key, body: Json, pods: Sequence[Json]) -> None:
         """The pool has no canary any more: its calls go to all engines, and the status says nothing of it."""
+        self._gone(key)
         if known := self._known.pop(key, None):
             await known.access.admin.divide(pool_steering.gateway_addresses(pods), (), None)
         if "rollout" in body.get("status", {}):

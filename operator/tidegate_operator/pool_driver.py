@@ -63,12 +63,15 @@ class PoolDriver(Generic[A, K]):
         reads: cluster.Reader,
         admin_of: Callable[[spec.Pool, str | None], A],
         clock: Callable[[], datetime.datetime],
+        monotonic: Callable[[], float | None] = lambda: None,
     ) -> None:
+        """`monotonic` is a clock that is never set, in seconds; without it `clock` must not be set either."""
         self._api = api
         self._rules = rules
         self._reads = reads
         self._admin_of = admin_of
         self._clock = clock
+        self._monotonic = monotonic
         self._known: dict[watch_cache.Key, K] = {}
         """By pool: what the driver knows of it from one observation to the next."""
         self._unanswered: dict[watch_cache.Key, int] = {}

@@ -167,6 +167,10 @@ STORE = "StoreReachable"
 """The condition in which gateways tell of the store."""
 UNREACHABLE = "Unreachable"
 """Its reason while no gateway reaches the store."""
+AUTOSCALING = "Autoscaling"
+"""The condition of the pool's own autoscaler."""
+UNSCHEDULABLE = "Unschedulable"
+"""Its reason while the cluster has no room for engines."""
 EMBEDDED_STORE = "valkey"
 """The component of a store that the operator runs."""
 WITHOUT_PICKERS: Mapping[str, str] = MappingProxyType(
@@ -199,6 +203,8 @@ class Needs:
     """Whether the pool's own autoscaler starts an engine for the first call of a pool that has none."""
     store: Json
     """The condition StoreReachable as it stands in the status; empty without one."""
+    lacks_room: bool = False
+    """Whether the cluster lately had no room for engines that the autoscaler wanted."""
     failure_mode: str | None = None
     """FailOpen or FailClose where a Gateway of the cluster sends calls to the pool (`gateway.api`), else None."""
 
@@ -207,11 +213,12 @@ class Needs:
         """The needs of a ServingPool."""
         spec = body["spec"]
         embedded = "url" not in spec.get("state", {}).get("valkey", {})
-        stated = body.get("status", {}).get("conditions", ())
+        stated = {item["type"]: item for item in body.get("status", {}).get("conditions", ())}
         return Needs(
             components=("engine", "gateway", *((EMBEDDED_STORE,) if embedded else ())),
             autoscaled=any(item.get("scaledBy") == "autoscaler" for item in spec["nodePools"]),
-            store=next((item for item in stated if item["type"] == STORE), {}),
+            store=stated.get(STORE, {}),
+            lacks_room=stated.get(AUTOSCALING, {}).get("reason") == UNSCHEDULABLE,
             failure_mode=spec.get("gateway", {}).get("api", {}).get("failureMode"),
         )
 
@@ -274,6 +281,10 @@ def _availability(parts: Sequence[Workload], needs: Needs) -> Condition:
         return Condition(type="Available", status=False, reason="NothingRuns", message="No part of the pool exists.")
     if needs.autoscaled and missing == ["engine"] and engines and not any(part.desired for part in engines):
         message = "No engine runs. The first call starts one, and waits for it."
+        if needs.lacks_room:
+            message += (
+                " The cluster had no room for further engines, as Autoscaling says, so the call may wait in vain."
+            )
         return Condition(type="Available", status=True, reason="ScaledToZero", message=message)
     if missing:
         sentences = [f"No {' and '.join(missing)} is ready."]
@@ -299,6 +310,12 @@ def authentication(body: Json, *, valid: bool) -> Condition:
         " Set one of these fields, or let a proxy in front of the gateways authenticate callers."
     )
     return Condition(type=AUTHENTICATED, status=False, reason="Unauthenticated", message=message)
+
+
+def invalid_spec(condition: str, effect: str) -> Condition:
+    """A condition of which nothing is known while the spec cannot be built. `effect` is a sentence."""
+    message = f"The spec is invalid, as Degraded says. {effect}"
+    return Condition(type=condition, status=None, reason="InvalidSpec", message=message)
 
 
 def _age_s(since: str, now: datetime.datetime) -> float:

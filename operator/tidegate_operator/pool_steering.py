@@ -130,12 +130,10 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
         ask_of: Callable[[spec.Pool], steering_driver.Ask | None] = lambda pool: None,
         metrics: operator_metrics.OperatorMetrics | None = None,
     ) -> None:
-        """`monotonic` is a clock that is never set, in seconds; without it `clock` must not be set either.
-        `ask_of` gives the way in which a pool's model is asked, for pools with the selector `llm`."""
-        super().__init__(api, rules, reads=reads, admin_of=admin_of, clock=clock)
+        """`ask_of` gives the way in which a pool's model is asked, for pools with the selector `llm`."""
+        super().__init__(api, rules, reads=reads, admin_of=admin_of, clock=clock, monotonic=monotonic)
         self._metrics = metrics or operator_metrics.OperatorMetrics()
         self._locate = locate
-        self._monotonic = monotonic
         self._ask_of = ask_of
 
     async def steer(self, key: watch_cache.Key) -> float | None:
@@ -234,19 +232,19 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
 
     async def _wait(self, body: Json, addresses: Collection[str]) -> float:
         """Makes no decision and disconnects from all other engines: another pool may get the address of a deleted pod. The
-        status of a pool without engines says so."""
+        status says that the pool has no engine or, if it has some, that its spec is invalid."""
         metadata, before = body["metadata"], body.get("status", {})
         key = (metadata["namespace"], metadata["name"])
         self._observed(key)
         known = self._known.get(key)
         if known is not None:
             await known.driver.retarget(addresses)
-        if not addresses and reconcile.owner_of(body) == self._rules.operator:
+        if reconcile.owner_of(body) == self._rules.operator:
             kept = {name: before[name] for name in steering_status.KEPT if name in before}
             if known is not None and known.uid == metadata["uid"]:
                 kept |= known.kept  # the status may not have come back yet
-            generation, now = metadata["generation"], self._clock()
-            await self._write(body, steering_status.without_engines(before, kept, generation=generation, now=now))
+            state = steering_status.with_invalid_spec if addresses else steering_status.without_engines
+            await self._write(body, state(before, kept, generation=metadata["generation"], now=self._clock()))
         return WAIT_S
 
     async def _forget(self, key: watch_cache.Key) -> None:

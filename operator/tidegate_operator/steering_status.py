@@ -93,6 +93,23 @@ def without_engines(before: Json, kept: Json, *, generation: int, now: datetime.
         pool_status.Condition(type="ReportsCredible", status=None, reason=NO_ENGINES, message="No engine is ready."),
         store_status.UNKNOWN,
     ]
+    return _unsteered(stated, before, kept, generation=generation, now=now)
+
+
+def with_invalid_spec(before: Json, kept: Json, *, generation: int, now: datetime.datetime) -> dict[str, Any]:
+    """The part of the status of a pool whose spec cannot be built: its engines keep their policy, and nothing is measured.
+    `kept` has the fields `KEPT` as they were stated last."""
+    stated = [
+        pool_status.invalid_spec("PolicyStable", "The engines keep their policy, and nothing is decided."),
+        pool_status.invalid_spec("ReportsCredible", "The steering loop reads no reports."),
+        pool_status.invalid_spec(store_status.CONDITION, "The gateways are not asked for the store."),
+    ]
+    return _unsteered(stated, before, kept, generation=generation, now=now)
+
+
+def _unsteered(
+    stated: Sequence[pool_status.Condition], before: Json, kept: Json, *, generation: int, now: datetime.datetime
+) -> dict[str, Any]:
     previous = before.get("conditions", ())
     return {
         **kept,

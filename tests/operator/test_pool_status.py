@@ -24,8 +24,8 @@ def deployment(name="chat-engine-a", *, desired=2, ready=2, updated=2, existing=
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 
 
-def needs(*components, autoscaled=False, store=None):
-    return pool_status.Needs(components=components or ("engine",), autoscaled=autoscaled, store=store or {})
+def needs(*components, autoscaled=False, store=None, **more):
+    return pool_status.Needs(components=components or ("engine",), autoscaled=autoscaled, store=store or {}, **more)
 
 
 def stated(children, problems=(), pods=(), *, needed=None, **more):
@@ -53,6 +53,9 @@ def test_a_pool_at_zero_is_available_only_if_its_autoscaler_starts_an_engine_for
     needed = needs(autoscaled=True)
     assert stated([empty], needed=needed)["Available"] == (True, "ScaledToZero")
     assert stated([deployment(desired=1, ready=0)], needed=needed)["Available"] == (False, "NotServing")
+    full = needs(autoscaled=True, lacks_room=True)
+    (told, *_) = pool_status.conditions(pool_status.workloads([empty]), [], needs=full, now=NOW)
+    assert "may wait in vain" in told.message
     gateway = part("gateway")
     needed = needs("engine", "gateway", autoscaled=True)
     assert stated([gateway], needed=needed)["Available"] == (False, "NotServing"), "its engines do not exist"

@@ -144,6 +144,39 @@ def test_nothing_is_stated_of_a_pool_without_engines_that_is_not_ours(in_virtual
     in_virtual_time(run())
 
 
+def test_while_the_spec_is_invalid_nothing_is_claimed_of_the_policy_the_reports_and_the_store(in_virtual_time):
+    async def run():
+        cache = watch_cache.WatchCache()
+        api, admin = Api(cache), operator_doubles.FakeAdmin()
+        admin.stores = {"10.0.0.1:8001": False}
+        add(cache)
+        steering = steering_of(cache, api, lambda *_: admin)
+        for _ in range(5):
+            await steering.steer(KEY)
+            await asyncio.sleep(PERIOD_S)
+        served = await status(cache)
+        assert (await condition(cache, "StoreReachable"))[:2] == ("False", "Unreachable")
+        body = await cache.pool(*KEY)
+        policy = {**body["spec"]["policy"], "allow": ["unknown"]}
+        cache.on_pool("MODIFIED", {**body, "spec": {**body["spec"], "policy": policy}})
+        assert await steering.steer(KEY) == pool_steering.WAIT_S
+        for kind in ("PolicyStable", "ReportsCredible", "StoreReachable"):
+            assert (await condition(cache, kind))[:2] == ("Unknown", "InvalidSpec")
+        found = await status(cache)
+        assert [found[name] for name in ("activePolicy", "steering")] == [
+            served[name] for name in ("activePolicy", "steering")
+        ]
+        writes = api.writes
+        await steering.steer(KEY)
+        assert api.writes == writes
+        cache.on_pool("MODIFIED", {**body, "status": found})
+        await steering.steer(KEY)
+        assert (await condition(cache, "ReportsCredible"))[:2] == ("True", "Believed")
+        await steering.close()
+
+    in_virtual_time(run())
+
+
 def test_what_gateways_tell_of_the_store_is_stated_at_each_decision_and_kept_between(in_virtual_time):
     async def run():
         cache = watch_cache.WatchCache()

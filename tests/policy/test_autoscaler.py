@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scaled_pool import ONE, PERIOD_S, SLOW, Pool, assert_few, load, node_pool
 
-from tidegate_policy.scale import slo_headroom
+from tidegate_policy.scale import autoscaler, slo_headroom
 from tidegate_policy.scale.autoscaler import ScaleSettings
 
 
@@ -159,6 +159,58 @@ def test_the_first_decision_of_a_new_operator_lowers_nothing():
     pool = Pool(wanted={"fast": 9})
     pool.observe(load(1.0), times=29)
     assert pool.state.wanted == {"fast": 9}
+
+
+def test_while_a_part_of_the_load_is_unknown_engines_only_come_and_the_window_begins_anew():
+    pool = Pool(wanted={"fast": 8})
+    pool.observe(load(5.0), times=40)
+    before = pool.state.wanted["fast"]
+    pool.observe(load(1.0), times=200, is_whole=False)
+    assert pool.state.wanted["fast"] == before
+    pool.observe(0.0, times=200, is_whole=False)
+    assert pool.state.wanted["fast"] == before, "calls may come to the gateway that does not answer"
+    pool.observe(load(1.0), times=29)
+    assert pool.state.wanted["fast"] == before
+    pool.observe(load(1.0), times=30)
+    assert pool.state.wanted["fast"] < before
+    pool.observe(load(9.0), times=30, is_whole=False)
+    assert pool.state.wanted["fast"] > before
+
+
+def test_without_room_in_any_node_pool_one_engine_stays_wanted_and_starts_the_others_when_it_finds_room():
+    pool = Pool(node_pool("cheap", price=1.0), node_pool("dear", price=3.0))
+    pool.observe(load(3.0), times=5, waiting=ONE)
+    cheap, dear = pool.node_pools
+
+    def stuck():
+        """No engine of any node pool has found a node."""
+        wanted = pool.state.wanted
+        return [dataclasses.replace(each, unschedulable=wanted[each.name]) for each in (cheap, dear)]
+
+    for _ in range(150):
+        wanted = pool.observe(load(3.0), node_pools=stuck(), waiting=ONE)
+        assert sum(wanted.values()) >= 1
+    assert sum(wanted.values()) == 1
+    (name,) = [name for name, count in wanted.items() if count]
+    assert "no room for 1 of its engines" in pool.decision.node_pools[name]
+    assert autoscaler.without_room(pool.now, pool.state).keys() >= {name}
+    pool.observe(load(3.0), times=3, waiting=ONE)
+    assert sum(pool.state.wanted.values()) > 3
+    assert name not in autoscaler.without_room(pool.now, pool.state)
+
+
+def test_a_lack_of_room_is_remembered_until_it_is_tried_again_and_no_engine_that_serves_goes():
+    fast = node_pool(high=6)
+    pool = Pool(fast, wanted={"fast": 1})
+    pool.observe(load(3.0), times=5)
+    wanted = pool.state.wanted["fast"]
+    pool.observe(load(3.0), node_pools=[dataclasses.replace(fast, ready=wanted, unschedulable=2)])
+    assert pool.state.wanted["fast"] == wanted
+    assert autoscaler.without_room(pool.now, pool.state) == {"fast": wanted}
+    pool.observe(load(3.0), times=50)
+    assert pool.decision.node_pools["fast"] == f"the cluster had room for {wanted} of its engines"
+    pool.observe(load(3.0), times=11)
+    assert autoscaler.without_room(pool.now, pool.state) == {}
 
 
 def test_edited_bounds_hold_at_once():

@@ -124,6 +124,25 @@ def test_an_engine_that_stops_to_serve_gets_no_calls_and_begins_its_step_again()
     assert (back.phase, back.step, back.since_s) == (Phase.TESTING, 1, 100)
 
 
+def test_an_engine_that_stops_serving_again_and_again_goes_back_and_each_step_counts_anew():
+    few = replace(GOOD, new=service(10))
+
+    def flapping(now, state, times):
+        for _ in range(times):
+            state = canary.step(now, state, replace(few, serves=False), SETTINGS)
+            if state.phase is Phase.STARTING:
+                state = canary.step(now, state, few, SETTINGS)
+        return state
+
+    state = flapping(10, under_test(), canary.MOST_STOPS - 1)
+    assert (state.phase, state.step, state.stops) == (Phase.TESTING, 0, canary.MOST_STOPS - 1)
+    state = canary.step(71, state, GOOD, SETTINGS)
+    assert (state.phase, state.step, state.stops) == (Phase.TESTING, 1, 0)
+    state = flapping(80, state, canary.MOST_STOPS)
+    assert state.phase is Phase.FAILED
+    assert state.reason == "its engine stopped serving 5 times (step 2 of 2)"
+
+
 def test_while_paused_nothing_goes_forward_and_a_bad_revision_goes_back():
     for state in (canary.begin(0, "r2"), under_test()):
         assert canary.step(599, state, replace(GOOD, paused=True), SETTINGS) == state

@@ -2,8 +2,8 @@
 
 A state machine without a clock: a state and an observation go in, the next state comes out. A revision starts one engine,
 gets a share of the calls that grows from step to step, and is promoted after the last step. It fails when `side_by_side`
-finds a fault, when its engine crashes, or when the engine does not serve in time. A revision that was promoted or has
-failed stays so. The driver carries the state from one operator to the next.
+finds a fault, or when its engine crashes, does not serve in time, or stops serving again and again. A revision that was
+promoted or has failed stays so. The driver carries the state from one operator to the next.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from tidegate_policy.rollout import side_by_side
+
+MOST_STOPS = 5
+"""A revision fails when its engine stops serving so many times in one step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,8 @@ class CanaryState:
     """When the phase or the step began."""
     reason: str
     """One clause for people."""
+    stops: int = 0
+    """How often the engine has stopped serving in the present step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +77,7 @@ class Observation:
     """An engine of the old revision is ready, with which the new one can be compared."""
     paused: bool = False
     new: side_by_side.Service = field(default_factory=side_by_side.Service)
-    """Since the step began."""
+    """Since the step began. A step that goes on after its engine has stopped serving has begun once."""
     old: side_by_side.Service = field(default_factory=side_by_side.Service)
 
 
@@ -81,6 +86,11 @@ def begin(now: float, revision: str) -> CanaryState:
     return CanaryState(
         revision=revision, phase=Phase.STARTING, step=0, since_s=now, reason="its first engine has not started yet"
     )
+
+
+def shifted(state: CanaryState, by_s: float) -> CanaryState:
+    """The state with its instant moved by `by_s` seconds, because the wall clock was set."""
+    return replace(state, since_s=state.since_s + by_s)
 
 
 def weight(state: CanaryState, settings: CanarySettings, *, new: int, old: int) -> int | None:
@@ -106,7 +116,12 @@ def step(now: float, state: CanaryState, seen: Observation, settings: CanarySett
     if fault := side_by_side.fault(seen.new, seen.old, settings.limits):
         return _failed(now, state, f"{fault} (step {state.step + 1} of {len(settings.steps)})")
     if not seen.serves:
-        return replace(state, phase=Phase.STARTING, since_s=now, reason="its engine does not serve any more")
+        stops = state.stops + 1
+        if stops >= MOST_STOPS:
+            where = f"step {state.step + 1} of {len(settings.steps)}"
+            return _failed(now, state, f"its engine stopped serving {stops} times ({where})")
+        reason = "its engine does not serve any more"
+        return replace(state, phase=Phase.STARTING, since_s=now, reason=reason, stops=stops)
     index = min(state.step, len(settings.steps) - 1)  # the settings may have lost steps
     if seen.paused or now - state.since_s < settings.steps[index].duration_s or not _enough(seen, settings.limits):
         return state
@@ -127,7 +142,8 @@ def _starting(now: float, state: CanaryState, seen: Observation, settings: Canar
 def _testing(now: float, state: CanaryState, index: int, settings: CanarySettings) -> CanaryState:
     each = settings.steps[index]
     reason = f"step {index + 1} of {len(settings.steps)}: {each.weight}% of the calls for {each.duration_s:g} s or more"
-    return replace(state, phase=Phase.TESTING, step=index, since_s=now, reason=reason)
+    stops = state.stops if index == state.step else 0
+    return replace(state, phase=Phase.TESTING, step=index, since_s=now, reason=reason, stops=stops)
 
 
 def _failed(now: float, state: CanaryState, why: str) -> CanaryState:

@@ -13,9 +13,11 @@ sentence that says why. The operator drives it over a cluster, and `tidegate_sim
   this result has not changed for a minute.
 - An increase soon after a decrease shows that the decrease came too early, so the window doubles. It halves again with each
   decrease that nothing followed. So a load that swings stops moving the engines.
+- While a part of the load is unknown, no fewer engines are wanted, and the window begins anew.
 - At most `changes_an_hour` changes happen in any hour. The first two thirds of them may be decreases. The last one is an
   increase to all engines that the pool may have, so the bound never leaves a load without engines.
-- A node pool for whose engines the cluster has no room gets no more than it has room for, until a later attempt.
+- A node pool for whose engines the cluster has no room gets no more than it has room for, until a later attempt. Without
+  room in any node pool one engine stays wanted, so that it starts as soon as there is room.
 """
 
 import math
@@ -101,6 +103,8 @@ class Observation:
     tpot_s: float | None = None
     """The tightest target for the time of an output token."""
     node_pools: Sequence[NodePool] = ()
+    is_whole: bool = True
+    """Whether all gateways have told of their calls. If not, there may be more load than is seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +129,9 @@ class ScaleState:
     is_increase: bool = True
     """Whether the last change wanted more engines of a node pool."""
     began_s: float = 0.0
+    """Since when the whole load is known."""
     busy_at_s: float = 0.0
-    """When a call was last seen."""
+    """When a call was last seen, or may have come unseen."""
     history: load_history.History = ()
     rates: tuple[tuple[float, CallLoad], ...] = ()
     """The present rates of the last `stabilisation_s` seconds, with their instants."""
@@ -165,10 +170,27 @@ def resumed(state: ScaleState, *, reason: str, since_s: float, changes: Sequence
     return replace(state, reason=reason, since_s=since_s, changed_at_s=tuple(changes))
 
 
+def shifted(state: ScaleState, by_s: float) -> ScaleState:
+    """The state with all instants moved by `by_s` seconds, because the wall clock was set."""
+    return replace(
+        state,
+        since_s=state.since_s + by_s,
+        began_s=state.began_s + by_s,
+        busy_at_s=state.busy_at_s + by_s,
+        history=tuple(replace(each, at_s=each.at_s + by_s) for each in state.history),
+        rates=tuple((at_s + by_s, rate) for at_s, rate in state.rates),
+        fewer=None if state.fewer is None else (state.fewer[0] + by_s, state.fewer[1]),
+        lowered_at_s=None if state.lowered_at_s is None else state.lowered_at_s + by_s,
+        short_at_s=state.short_at_s + by_s,
+        changed_at_s=tuple(at_s + by_s for at_s in state.changed_at_s),
+        shortages={name: replace(each, until_s=each.until_s + by_s) for name, each in state.shortages.items()},
+    )
+
+
 def step(now: float, state: ScaleState, seen: Observation, settings: ScaleSettings) -> tuple[ScaleState, Decision]:
     """One decision. Call it every few seconds; `load_history.RECENT_S` must span several observations."""
     state = _remembered(now, state, seen, settings)
-    pools = [_bounded(now, each, state) for each in seen.node_pools]
+    pools = _with_one([_bounded(now, each, state) for each in seen.node_pools], seen, state)
     work = _Work(state, seen, settings, pools)
     present = {each.name: min(max(state.wanted.get(each.name, 0), each.low), each.high) for each in pools}
     short_at_s = now if any(each.ready < present[each.name] for each in pools) else state.short_at_s
@@ -181,7 +203,7 @@ def step(now: float, state: ScaleState, seen: Observation, settings: ScaleSettin
     )
     state = replace(state, fewer=_fewer(now, state, work, present, settings))
     wanted, reason = _wanted(now, state, settings, work, present)
-    bounds = _bounds(pools, work, wanted)
+    bounds = _bounds(now, state, pools, work, wanted)
     if wanted == dict(state.wanted):
         return state, Decision(wanted=wanted, changed=False, reason=state.reason, node_pools=bounds)
     used = _of_last_hour(now, state)
@@ -366,22 +388,31 @@ class _Work:
 
 def _remembered(now: float, state: ScaleState, seen: Observation, settings: ScaleSettings) -> ScaleState:
     """The memory with this observation."""
-    slice = load_history.Slice(at_s=now, seconds=max(seen.seconds, 1e-3), load=seen.arrived)
-    keep_s = load_history.TREND_S + load_history.RECENT_S
-    history = load_history.extended(state.history, slice, keep_s=keep_s)
+    history = state.history
+    if seen.seconds > 0.0:  # a clock that was set back a little tells no rate
+        slice = load_history.Slice(at_s=now, seconds=seen.seconds, load=seen.arrived)
+        history = load_history.extended(history, slice, keep_s=load_history.TREND_S + load_history.RECENT_S)
     rates = [each for each in state.rates if each[0] > now - _window_s(state, settings)]
-    is_busy = seen.arrived.calls > 0 or seen.waiting.calls > 0 or seen.queued > 0 or seen.running > 0
+    is_seen = seen.arrived.calls > 0 or seen.waiting.calls > 0 or seen.queued > 0 or seen.running > 0
+    ready = {each.name: each.ready for each in seen.node_pools}
+    remembered = {
+        name: each
+        for name, each in state.shortages.items()
+        if now < each.until_s + LONGEST_RETRY_S and ready.get(name, 0) <= each.most
+    }
     shortages = {
-        each.name: _shortage(now, state.shortages.get(each.name), state.wanted.get(each.name, 0) - each.unschedulable)
+        each.name: _shortage(
+            now, remembered.get(each.name), max(state.wanted.get(each.name, 0) - each.unschedulable, each.ready)
+        )
         for each in seen.node_pools
         if each.unschedulable
     }
-    remembered = {name: each for name, each in state.shortages.items() if now < each.until_s + LONGEST_RETRY_S}
     return replace(
         state,
         history=history,
         rates=(*rates, (now, load_history.recent(history))),
-        busy_at_s=now if is_busy else state.busy_at_s,
+        began_s=state.began_s if seen.is_whole else now,
+        busy_at_s=now if is_seen or not seen.is_whole else state.busy_at_s,
         shortages={**remembered, **shortages},
     )
 
@@ -390,7 +421,7 @@ def _shortage(now: float, before: Shortage | None, most: int) -> Shortage:
     if before is not None and now < before.until_s:
         return before  # the pods of the engines that are not wanted any more may still exist
     retry_s = FIRST_RETRY_S if before is None else min(2 * before.retry_s, LONGEST_RETRY_S)
-    return Shortage(most=max(most, 0), until_s=now + retry_s, retry_s=retry_s)
+    return Shortage(most=most, until_s=now + retry_s, retry_s=retry_s)
 
 
 def _bounded(now: float, node_pool: NodePool, state: ScaleState) -> NodePool:
@@ -403,12 +434,36 @@ def _bounded(now: float, node_pool: NodePool, state: ScaleState) -> NodePool:
     return replace(node_pool, high=most, low=min(node_pool.low, most))
 
 
-def _bounds(pools: Sequence[NodePool], work: _Work, wanted: Mapping[str, int]) -> dict[str, str]:
+def _with_one(pools: Sequence[NodePool], seen: Observation, state: ScaleState) -> Sequence[NodePool]:
+    """The bounded node pools, of which one may have an engine if the room of the cluster leaves none to any of them: that
+    which wants one, else the cheapest. Its engine waits for a node, and its pod asks an autoscaler of nodes for one."""
+    possible = [each for each in seen.node_pools if max(each.high, each.low)]
+    if not possible or any(each.high for each in pools):
+        return pools
+    one = min(possible, key=lambda each: (not state.wanted.get(each.name), each.price, each.name))
+    return [replace(each, high=1, low=min(one.low, 1)) if each.name == one.name else each for each in pools]
+
+
+def without_room(now: float, state: ScaleState) -> dict[str, int]:
+    """By node pool that wants all engines for which the cluster has room, or more: how many these are."""
+    return {
+        name: each.most
+        for name, each in state.shortages.items()
+        if now < each.until_s and state.wanted.get(name, 0) >= each.most
+    }
+
+
+def _bounds(
+    now: float, state: ScaleState, pools: Sequence[NodePool], work: _Work, wanted: Mapping[str, int]
+) -> dict[str, str]:
     """By node pool: why it has no other number of engines, as far as the node pool itself is the reason."""
+    short = without_room(now, replace(state, wanted=wanted))
     found: dict[str, str] = {}
     for each in pools:
         if each.unschedulable:
             found[each.name] = f"the cluster has no room for {each.unschedulable} of its engines"
+        elif each.name in short:
+            found[each.name] = f"the cluster had room for {short[each.name]} of its engines"
         elif not work.fits(each):
             found[each.name] = "its engines cannot meet the tightest target for the time of an output token"
         elif wanted.get(each.name) == each.high:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from tidegate_policy import policies, qos
+from tidegate_policy import clock_steps, policies, qos
 from tidegate_policy.steer import (
     claimed_targets,
     credible_reports,
@@ -34,8 +34,6 @@ NO_GAP_PERIODS = 1.5
 """After a longer time than so many observation periods the pool was not observed for a while."""
 OLDEST_ANSWER_PERIODS = 2
 """An answer whose question was asked more observation periods before the decision is too old."""
-CLOCK_STEP_S = 5.0
-"""A wall clock that differs by more from the time that has passed was set."""
 SAME_END_S = 2.0
 """Two ends of an override that differ by less are the same end: gateways report a remaining duration, not an instant."""
 
@@ -107,8 +105,7 @@ class SteeringLoop:
         fresh = guards.SteerState(active=guards.start_policy(settings.allow), since_at_s=now)
         self.state = fresh if state is None else guards.credible(now, state)
         self._decided_at_s = self._observed_at_s = now
-        self._passed_s: float | None = None
-        """The monotonic clock at the last observation."""
+        self._steps = clock_steps.ClockSteps()
         self._interval: dict[str, qos.Qos] = {}
         """What each engine delivered since the selector's last decision."""
         self._decided = qos.NOTHING
@@ -190,16 +187,13 @@ class SteeringLoop:
 
     def _follow_clock(self, now: float, monotonic_s: float | None) -> None:
         """Moves what is remembered when the wall clock was set since the last observation."""
-        if monotonic_s is not None and self._passed_s is not None:
-            step_s = now - self._observed_at_s - (monotonic_s - self._passed_s)
-            if abs(step_s) > CLOCK_STEP_S:
-                self.state = guards.shifted(self.state, step_s)
-                self._decided_at_s += step_s
-                self._observed_at_s += step_s
-                self._pending.shift(step_s)
-                if self._held is not None:
-                    self._held = replace(self._held, until_at_s=self._held.until_at_s + step_s)
-        self._passed_s = monotonic_s
+        if step_s := self._steps.step_s(now, monotonic_s):
+            self.state = guards.shifted(self.state, step_s)
+            self._decided_at_s += step_s
+            self._observed_at_s += step_s
+            self._pending.shift(step_s)
+            if self._held is not None:
+                self._held = replace(self._held, until_at_s=self._held.until_at_s + step_s)
 
     def _together(self, interval: credible_reports.Believed) -> qos.Qos:
         """What the pool delivered in the interval so far."""
