@@ -32,8 +32,8 @@ INPUTS = f"{child_metadata.GROUP}/inputs"
 """Annotation: the digest of the parts of the spec from which the template was built, and of the profiles in it that are
 not shipped."""
 FAILED = f"{child_metadata.GROUP}/failed"
-"""Annotation: the revision that did not serve, as JSON with the keys `revision` and `why`, and `canary` if its test
-failed."""
+"""Annotation: the revision that did not serve, as JSON with the keys `revision`, `inputs` and `why`, and `canary` if its
+test failed."""
 RESTART = f"{child_metadata.GROUP}/restart"
 """Annotation of a pool. A new value restarts its engines, one after the other."""
 RESTART_ALL = f"{child_metadata.GROUP}/restart-all"
@@ -121,8 +121,8 @@ def _may_change(
 
 
 def _problem(target: "_Target", manifest: Json) -> tuple[str, str] | None:
-    failure = canary_hold.noted(manifest["metadata"]["annotations"], FAILED)
-    if failure.get("revision") != target.wanted:
+    failure = target.failure(manifest["metadata"]["annotations"])
+    if not failure:
         return None
     what = "failed the test of the new spec" if failure.get("canary") else "did not serve with the new spec"
     return "RolledBack", f"{target.name} {what} and runs the last one that served: {failure['why']}"
@@ -178,7 +178,14 @@ class _Target:
     @property
     def has_failed(self) -> bool:
         """Whether the spec still asks for a revision that did not serve."""
-        return bool(canary_hold.noted(self._notes, FAILED).get("revision") == self.wanted)
+        return bool(self.failure(self._notes))
+
+    def failure(self, notes: Mapping[str, str]) -> dict[str, Any]:
+        """What the annotations of the workload say of a revision that did not serve, if the spec still asks for it; empty
+        otherwise. Another operator version renders another revision from the same inputs."""
+        found = canary_hold.noted(notes, FAILED)
+        inputs = found.get("inputs", notes.get(INPUTS))  # earlier versions noted the inputs of the workload alone
+        return found if found and (found["revision"] == self.wanted or inputs in (self.inputs, self._known)) else {}
 
     @property
     def goes_forward(self) -> bool:
@@ -234,14 +241,14 @@ class _Target:
         revision, template = self._revision, self._present_template(self.body)
         if not self.is_engine:
             return self._with(template, revision, self.inputs, {})
-        served, memory = canary_hold.noted(self._notes, SERVED), self._memory(SERVED, FAILED)
+        served, memory = canary_hold.noted(self._notes, SERVED), self._memory(SERVED)
+        if self.has_failed:
+            memory |= self._memory(FAILED)
         misfit = canary_hold.failure(self._pool, revision)
         troubles = list(_troubles(self.body, pods, revision))
-        if self.settled and self.body["spec"].get("replicas"):
-            if not self.has_failed:
-                memory.pop(FAILED, None)
-        elif served and served["revision"] != revision and (why := misfit or self._failure(troubles)):
-            told = {"revision": revision, "why": why, **({"canary": True} if misfit else {})}
+        is_complete = self.settled and self.body["spec"].get("replicas")
+        if not is_complete and served and served["revision"] != revision and (why := misfit or self._why_not(troubles)):
+            told = {"revision": revision, "inputs": self.inputs, "why": why, **({"canary": True} if misfit else {})}
             memory[FAILED] = json.dumps(told)
             return self._with(served["template"], served["revision"], self.inputs, memory)
         manifest = self._with(template, revision, self.inputs, memory)
@@ -263,7 +270,7 @@ class _Target:
         )
         return _NO_PLACE.format(why) if why else None
 
-    def _failure(self, troubles: Sequence[pod_trouble.PodTrouble]) -> str | None:
+    def _why_not(self, troubles: Sequence[pod_trouble.PodTrouble]) -> str | None:
         """Why the pods of the revision will not serve; None while they may."""
         final = [trouble for trouble in troubles if trouble.is_final]
         if final:

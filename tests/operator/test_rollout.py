@@ -2,6 +2,7 @@
 what the plan says, so that whole roll-outs run."""
 
 import copy
+import json
 
 import pytest
 from hypothesis import given, settings
@@ -221,6 +222,43 @@ def test_a_new_operator_version_restarts_nothing_until_the_spec_changes():
     assert (cluster.pods, cluster.writes) == (pods, writes)
     run(cluster, pool(image="v2"), version="2")
     assert {pod["template"]["spec"]["by"] for pods in cluster.pods.values() for pod in pods} == {"2"}
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_new_operator_version_knows_what_failed_and_tries_it_nowhere_until_the_spec_changes(noted):
+    cluster = started()
+    cluster.broken = {"bad"}
+    before, _, _ = run(cluster, pool(image="bad"))
+    if not noted:  # by an operator of an earlier version
+        notes = cluster.stated["chat-engine-a"]["metadata"]["annotations"]
+        failure = json.loads(notes[rollout.FAILED])
+        del failure["inputs"]
+        notes[rollout.FAILED] = json.dumps(failure)
+    writes = cluster.writes
+    found, least, settled = run(cluster, pool(image="bad"), version="2")
+    assert settled
+    assert (found.problems, found.held) == (before.problems, before.held)
+    assert (cluster.images(), cluster.writes, set(least.values())) == ({"v1"}, writes, {2})
+    cluster.broken.clear()
+    again = pool(image="bad")
+    again["metadata"]["annotations"][rollout.RESTART] = "today"
+    found, _, _ = run(cluster, again, version="2")
+    assert (found.problems, found.held, cluster.images()) == ((), (), {"bad"})
+
+
+def test_a_failed_edit_that_is_undone_before_the_old_engines_are_back_is_no_failure():
+    cluster = started(spare=0)
+    cluster.broken = {"bad"}
+    while not (found := staged(cluster, pool(image="bad"))).problems:
+        cluster.apply(found.desired)
+        cluster.step()
+    cluster.apply(found.desired)
+    notes = cluster.stated["chat-engine-a"]["metadata"]["annotations"]
+    notes[rollout.FAILED] = json.dumps({"revision": "of an earlier version", "why": "no such image"})
+    for _ in range(2):
+        found = staged(cluster, pool(image="v1"))
+        assert (found.problems, found.held) == ((), ())
+        cluster.apply(found.desired)
 
 
 def test_defaults_that_an_upgrade_of_the_resource_adds_to_a_stored_pool_restart_nothing():
