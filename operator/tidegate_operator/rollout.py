@@ -12,6 +12,8 @@ Memory between two calls is in annotations of the workloads, so an operator may 
   other node pools then keep what they have until the spec changes, even if they lose an engine.
 - With `rollout.canary` a node pool first tests one engine of a new revision (`canary_hold`, `pool_canary`). While
   `rollout.paused` is set, a revision that never served reaches no further engine.
+- Gateways change at once, unless the spec renames a node pool: those that run know the old name, so they and their settings
+  stay until the engines of the new name have served, while engines of the old one serve.
 - A new operator version renders other pods from the same spec. Workloads keep theirs until the spec changes, or until the
   annotation `tidegate.dev/restart` (engines) or `tidegate.dev/restart-all` of the pool does.
 - The store changes after the gateways, which thus know a new password before the store requires it. A store without a
@@ -72,13 +74,18 @@ def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: 
     unsettled = [target for target in engines if target.body is not None and not target.settled]
     changing = [target for target in unsettled if target.is_changing]
     gateways_change = any(target.is_gateway and (target.is_pending or not target.settled) for target in targets)
+    gateways_wait = _needs_old_names(ours, targets)
     paused = bool(body["spec"].get("rollout", {}).get("paused"))
     manifests: list[Json] = []
     held: list[str] = []
     told: dict[str, str] = {}
     problems: list[tuple[str, str]] = []
     for target in targets:
-        if not target.is_pending:
+        if gateways_wait and target.body is not None and (target.is_gateway or target.is_gateway_settings):
+            manifests.append(target.held())
+            if target.is_gateway:
+                held.append(target.name)
+        elif not target.is_pending:
             manifests.append(target.kept(every_pod))
         elif paused and target.goes_forward:
             manifests.append(target.held())
@@ -99,6 +106,23 @@ def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: 
         if target.is_engine and (sentence := target.obstacle(every_pod) or _sentence(body, manifests[-1])):
             told.setdefault(target.name, sentence)
     return Rollout(desired=tuple(manifests), held=tuple(held), problems=tuple(problems), told=told)
+
+
+def _needs_old_names(ours: Mapping[objects.Reference, Json], targets: Collection["_Target"]) -> bool:
+    """Whether gateways that are about to change would forget engines that serve, before those of a new node pool do."""
+    if not any(target.is_gateway and target.is_pending for target in targets):
+        return False
+    engines = [target for target in targets if target.is_engine and target.manifest["spec"]["replicas"]]
+    if all(target.ever_served for target in engines):
+        return False
+    desired = {target.reference for target in targets}
+    return any(
+        reference not in desired
+        and body["kind"] == "Deployment"
+        and child_metadata.NODE_POOL in body["metadata"]["labels"]
+        and pool_status.Workload.of(body).ready
+        for reference, body in ours.items()
+    )
 
 
 def _may_change(
@@ -142,12 +166,14 @@ class _Target:
         self.body = body
         self._pool = pool
         self.name: str = manifest["metadata"]["name"]
+        self.reference = objects.Reference.of(manifest)
         labels = manifest["metadata"]["labels"]
         component = labels[child_metadata.COMPONENT]
         self.is_workload = manifest["kind"] in ("Deployment", "StatefulSet")
         self.is_engine = self.is_workload and child_metadata.NODE_POOL in labels
         self.is_store = self.is_workload and component == STORE
-        self.is_gateway = self.is_workload and component == "gateway"
+        self.is_gateway = self.is_workload and component == gateway_deployment.COMPONENT
+        self.is_gateway_settings = manifest["kind"] == "ConfigMap" and component == gateway_deployment.COMPONENT
         self.manifest = _restarted(manifest, _restarts(pool, component)) if self.is_workload else manifest
         self._notes: Mapping[str, str] = {} if body is None else body["metadata"].get("annotations", {})
         self.wanted = self.inputs = self._known = ""
@@ -203,6 +229,11 @@ class _Target:
         return bool(canary_hold.noted(self._notes, SERVED).get("revision") == self._revision)
 
     @property
+    def ever_served(self) -> bool:
+        """Whether all engines have ever served with any revision."""
+        return SERVED in self._notes
+
+    @property
     def is_pending(self) -> bool:
         """Whether the spec asks for other pods than the workload has."""
         if not self.is_workload or self.body is None:
@@ -227,8 +258,10 @@ class _Target:
         return self._with(self.manifest["spec"]["template"], self.wanted, self.inputs, self._memory(SERVED))
 
     def held(self) -> Json:
-        """The manifest with the pods that exist. The inputs stay too, so the change remains pending."""
+        """The manifest with the pods that exist. The inputs stay too, so the change remains pending. Settings stay too."""
         assert self.body is not None
+        if not self.is_workload:
+            return {**self.manifest, "data": self.body["data"]}
         inputs, memory = self._notes.get(INPUTS, ""), self._memory(SERVED, FAILED)
         return self._with(self.body["spec"]["template"], self._revision, inputs, memory)
 

@@ -5,6 +5,7 @@ import datetime
 import json
 
 import pytest
+import yaml
 
 from tidegate_operator import (
     objects,
@@ -125,6 +126,12 @@ async def engines_of(cluster, namespace, kind="Deployment"):
     return {child["metadata"]["name"] for child in found if "-engine-" in child["metadata"]["name"]}
 
 
+async def known_to_gateways(cluster, namespace):
+    """The node pools in the settings of the gateways."""
+    found = await cluster.get(objects.Reference(kind=objects.CONFIG_MAPS, namespace=namespace, name="chat-gateway"))
+    return {item["nodePool"] for item in yaml.safe_load(found["data"]["gateway.yaml"])["services"]}
+
+
 def wait_until_settled(kubectl):
     for name in kubectl("get", "deployments", "-o", "name").split():
         kubectl("rollout", "status", name, "--timeout=120s")
@@ -140,12 +147,15 @@ async def run_until_settled(cluster, kubectl, namespace, rules):
 async def test_a_renamed_node_pool_serves_until_its_successor_serves(cluster, kubectl, namespace, rules):
     kubectl("create", "-f", "-", body=operator_doubles.pool())
     await run(cluster, namespace, rules)
+    wait_until_settled(kubectl)
     kubectl("replace", "-f", "-", body=RENAMED)
     await run(cluster, namespace, rules)
     assert await engines_of(cluster, namespace) == {"chat-engine-fast", "chat-engine-slow", "chat-engine-new"}
     progress = conditions(await cluster.pool(namespace, "chat"))["Progressing"]
     assert "chat-engine-slow stays until the others are ready" in progress["message"]
+    assert await known_to_gateways(cluster, namespace) == {"fast", "slow"}
     await run_until_settled(cluster, kubectl, namespace, rules)
+    assert await known_to_gateways(cluster, namespace) == {"fast", "new"}
     for kind in ("Deployment", "Service", "PodDisruptionBudget"):
         assert await engines_of(cluster, namespace, kind) == {"chat-engine-fast", "chat-engine-new"}
     pool = await cluster.pool(namespace, "chat")
