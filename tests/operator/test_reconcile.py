@@ -323,6 +323,19 @@ async def test_objects_of_another_owner_are_not_touched_whatever_their_kind(clus
     assert message == "; ".join(f"{reference} exists and belongs to another owner" for reference in references)
 
 
+async def test_a_copy_of_an_engine_deployment_has_no_part_in_the_pool(cluster, kubectl, namespace, rules):
+    node_pools = [{"name": "fast", "replicas": 2, "scaledBy": "external"}]
+    kubectl("create", "-f", "-", body=operator_doubles.pool(nodePools=node_pools))
+    await run(cluster, namespace, rules)
+    made = json.loads(kubectl("get", "deployment/chat-engine-fast", "-o", "json"))
+    for name, labels in (("copied", made["metadata"]["labels"]), ("foreign", {"tidegate.dev/pool": "chat"})):
+        metadata = {"name": name, "labels": labels}
+        kubectl("create", "-f", "-", body={**made, "metadata": metadata, "spec": {**made["spec"], "replicas": 0}})
+    assert await run(cluster, namespace, rules) is reconcile.Result.SETTLED
+    assert kubectl("get", "deployment/chat-engine-fast", "-o", "jsonpath={.spec.replicas}") == "2"
+    assert kubectl("get", "deployment/copied", "-o", "jsonpath={.spec.replicas}") == "0"
+
+
 async def test_an_object_that_has_lost_the_pools_label_gets_it_back(cluster, kubectl, namespace, rules):
     kubectl("create", "-f", "-", body=operator_doubles.pool())
     await run(cluster, namespace, rules)
