@@ -112,6 +112,29 @@ def test_a_download_that_was_stopped_goes_on_with_the_files_that_it_had(bucket, 
 
 
 @pytest.mark.parametrize(("kind", "uri"), [("bucket", URI), ("hub", "hf://owner/model")])
+def test_a_download_that_goes_on_leaves_out_files_that_the_source_has_no_more(request, cache, kind, uri):
+    server = request.getfixturevalue(kind)
+    folder = "models/qwen/" if kind == "bucket" else ""
+    server.damaged[f"{folder}model-2.safetensors"] = b"x" * 7000
+    assert failure(server, cache, uri).reason is Reason.DIFFER
+    (partial,) = cache.glob("*.partial")
+    for name in ("lora/old.safetensors", "old.safetensors", f"{weight_cache.NOTES}/hash.etag{weight_cache.UNFINISHED}"):
+        (partial / name).parent.mkdir(exist_ok=True)
+        (partial / name).write_bytes(b"o" * 10_000)
+    new = {"config.json": b"{}", "model.safetensors": b"c" * 9000}
+    sums = "".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in new.items())
+    served = {**new, "SHA256SUMS": sums.encode()} if kind == "bucket" else new
+    server.contents.clear()
+    server.contents |= {f"{folder}{name}": content for name, content in served.items()}
+    said = []
+    found = download(server, cache, uri, said.append)
+    kept = {path.relative_to(found).as_posix() for path in found.rglob("*")}
+    assert {path for path in kept if not path.startswith(weight_cache.NOTES)} == {*new, weight_cache.MANIFEST}
+    assert not any(path.endswith(weight_cache.UNFINISHED) for path in kept)
+    assert int(said[0].partition("%")[0]) < 10, "the old files count as no progress"
+
+
+@pytest.mark.parametrize(("kind", "uri"), [("bucket", URI), ("hub", "hf://owner/model")])
 @pytest.mark.parametrize("name", ["config.json", "model-1.safetensors"])
 def test_a_file_whose_checksum_differs_never_reaches_an_engine(request, cache, kind, uri, name):
     server = request.getfixturevalue(kind)

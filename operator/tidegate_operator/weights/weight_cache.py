@@ -17,9 +17,12 @@ import pathlib
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 MANIFEST = ".tidegate-weights.json"
+NOTES, UNFINISHED = ".cache", ".incomplete"
+"""The folder in which the hub's library keeps notes of the files that it has, and the ending of a file there that it has
+begun. No later attempt goes on with such a file."""
 WAIT_S = 2.0
 """Time between two attempts to take the lock."""
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -70,6 +73,20 @@ class Copy:
         if self.folder.exists() and not self.partial.exists() and self.size() is None:
             self.folder.rename(self.partial)
         self.partial.mkdir(parents=True, exist_ok=True)
+
+    def keep_only(self, paths: Collection[str]) -> None:
+        """Deletes what the partial folder has besides the files at these paths: an earlier attempt may have seen another
+        commit of the source."""
+        for folder, _, names in os.walk(self.partial, topdown=False):
+            here = pathlib.Path(folder).relative_to(self.partial)
+            for name in names:
+                path = (here / name).as_posix()
+                is_note = here.parts[:1] == (NOTES,) and not name.endswith(UNFINISHED)
+                if path not in paths and not is_note:
+                    (self.partial / path).unlink()
+            if here.parts:
+                with contextlib.suppress(OSError):  # it is not empty
+                    (self.partial / here).rmdir()
 
     def written(self) -> int:
         """Bytes of the partial folder, with those of unfinished files."""

@@ -108,6 +108,7 @@ def _fill(
     files = place.files()
     total = sum(file.size for file in files)
     copy.begin()
+    copy.keep_only({file.path for file in files})
     begun = copy.written()
     missing = total - begun
     if missing > copy.free():
