@@ -42,6 +42,8 @@ RESTART_ALL = f"{child_metadata.GROUP}/restart-all"
 """Annotation of a pool. A new value restarts its engines, its gateways and a store with a volume."""
 TAKEN_OVER = gateway_deployment.RELOADED
 """Fields of the spec and of `gateway` that running gateways take over (`gateway_deployment.settings`)."""
+DEFAULT_TTL = "60s"
+"""Of `gateway.queue`, as stored pools have it."""
 PAUSED = "waits, because spec.rollout.paused is set"
 STORE = pool_status.EMBEDDED_STORE
 
@@ -189,6 +191,8 @@ class _Target:
             self.inputs = self._known = _digest(inputs, profiles)
             if self.is_gateway:
                 self.inputs = _digest(_read_at_start(inputs), profiles)
+            elif self.is_engine:
+                self.inputs = _digest(_read_by_engines(inputs), profiles)
             if body is not None:
                 seen = pool_status.Workload.of(body)
                 self.settled, self.short, self.ready = seen.settled, seen.short, seen.ready
@@ -387,6 +391,15 @@ def _read_at_start(inputs: Any) -> Any:
         return [_read_at_start(whole), restarts]
     gateway = {key: value for key, value in inputs["gateway"].items() if key not in TAKEN_OVER}
     return {**{key: value for key, value in inputs.items() if key not in TAKEN_OVER}, "gateway": gateway}
+
+
+def _read_by_engines(inputs: Any) -> Any:
+    """The inputs of engines without the time that calls may wait in gateways. Its default stands there, so that most pools
+    have the inputs that earlier versions noted."""
+    model, engine, own, queue, *rest = inputs
+    if queue and "ttl" in queue:
+        queue = {**queue, "ttl": DEFAULT_TTL}
+    return [model, engine, own, queue, *rest]
 
 
 def _uncounted(node_pool: Json) -> Json:

@@ -403,6 +403,35 @@ def test_a_gateway_of_an_earlier_version_is_not_restarted_by_an_upgrade_and_an_e
     assert by_version(cluster)["chat-gateway"] == {"2"}
 
 
+def with_queue(**queue):
+    body = pool(image="v1")
+    body["spec"]["gateway"] = {"queue": {"maxRequests": 5000, **queue}}
+    return body
+
+
+def engine_inputs(body, node_pool):
+    """The annotation of an earlier version."""
+    spec = body["spec"]
+    return child_metadata.digest([spec["model"], spec["engine"], {"name": node_pool}, spec["gateway"]["queue"], None])
+
+
+@pytest.mark.parametrize("ttl", ["60s", "5m"])
+def test_an_edit_of_the_wait_in_the_queue_of_gateways_restarts_no_engine_after_an_upgrade(ttl):
+    cluster, body = Simulated(), with_queue(ttl=ttl)
+    run(cluster, body, rounds=5)
+    for name in "abc":
+        cluster.stated[f"chat-engine-{name}"]["metadata"]["annotations"][rollout.INPUTS] = engine_inputs(body, name)
+    writes = cluster.writes
+    run(cluster, body, version="2", rounds=5)
+    assert (cluster.writes == writes) is (ttl == "60s"), (
+        "only with another wait than the default the inputs are new ones"
+    )
+    run(cluster, with_queue(ttl="10s"), version="2")
+    assert [by_version(cluster)[f"chat-engine-{name}"] for name in "abc"] == [{"1"}] * 3
+    run(cluster, with_queue(ttl="10s", maxRequests=7), version="2")
+    assert [by_version(cluster)[f"chat-engine-{name}"] for name in "abc"] == [{"2"}] * 3
+
+
 def test_an_edit_of_a_class_does_not_touch_the_deployment_of_the_gateways():
     cluster = Simulated()
     run(cluster, with_class("1s"), rounds=5)
