@@ -1,5 +1,6 @@
 """How the operator names Kubernetes objects: kinds, references and paths."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -83,3 +84,9 @@ def controller_uid(body: Json) -> str | None:
     """The uid of the object that owns `body`, if one does."""
     owners: list[Any] = body["metadata"].get("ownerReferences", [])
     return next((owner["uid"] for owner in owners if owner.get("controller")), None)
+
+
+def owned(pool: Json | None, labelled: Iterable[Json]) -> list[Json]:
+    """Those of the objects with the pool's label that the pool owns. A copy of a child has its label too. All of them if
+    the pool does not exist."""
+    return [body for body in labelled if pool is None or controller_uid(body) == pool["metadata"]["uid"]]

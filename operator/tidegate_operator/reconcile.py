@@ -91,8 +91,8 @@ async def reconcile(api: cluster.Cluster, namespace: str, name: str, *, rules: R
 
     Raises ClusterError when the API server cannot be asked; the caller tries again later.
     """
-    body, children = await api.pool(namespace, name), await api.children(namespace, name)
-    pods = await api.pods(namespace, name)
+    body = await api.pool(namespace, name)
+    children, pods = objects.owned(body, await api.children(namespace, name)), await api.pods(namespace, name)
     return await carry_out(api, body, children, pods, rules=rules, now=now)
 
 
@@ -105,8 +105,8 @@ async def carry_out(
     rules: Rules,
     now: datetime.datetime,
 ) -> Result:
-    """Brings a pool from `children` and `pods`, as the API server just listed them, closer to its desired state. Engines
-    change one after the other (`rollout`), so several runs may be needed. Raises ClusterError."""
+    """Brings a pool from `children`, which it owns, and `pods`, as the API server just listed them, closer to its desired
+    state. Engines change one after the other (`rollout`), so several runs may be needed. Raises ClusterError."""
     if body is None or "deletionTimestamp" in body["metadata"]:
         return Result.GONE  # garbage collection deletes the children
     name = body["metadata"]["name"]
@@ -252,7 +252,7 @@ def _report(
 ) -> Json:
     """The part of the status that reconciling writes."""
     metadata = body["metadata"]
-    parts = pool_status.workloads(child for child in children if objects.controller_uid(child) == metadata["uid"])
+    parts = pool_status.workloads(children)
     valid = all(reason != INVALID for reason, _ in problems)
     needs = pool_status.Needs.of(body)
     conditions = pool_status.timed(

@@ -12,6 +12,8 @@ Memory between two calls is in annotations of the workloads, so an operator may 
   other node pools then keep what they have until the spec changes, even if they lose an engine.
 - With `rollout.canary` a node pool first tests one engine of a new revision (`canary_hold`, `pool_canary`). While
   `rollout.paused` is set, a revision that never served reaches no further engine.
+- Gateways change at once, unless the spec renames a node pool: those that run know the old name, so they and their settings
+  stay until the engines of the new name have served, while engines of the old one serve.
 - A new operator version renders other pods from the same spec. Workloads keep theirs until the spec changes, or until the
   annotation `tidegate.dev/restart` (engines) or `tidegate.dev/restart-all` of the pool does.
 - The store changes after the gateways, which thus know a new password before the store requires it. A store without a
@@ -32,14 +34,16 @@ INPUTS = f"{child_metadata.GROUP}/inputs"
 """Annotation: the digest of the parts of the spec from which the template was built, and of the profiles in it that are
 not shipped."""
 FAILED = f"{child_metadata.GROUP}/failed"
-"""Annotation: the revision that did not serve, as JSON with the keys `revision` and `why`, and `canary` if its test
-failed."""
+"""Annotation: the revision that did not serve, as JSON with the keys `revision`, `inputs` and `why`, and `canary` if its
+test failed."""
 RESTART = f"{child_metadata.GROUP}/restart"
 """Annotation of a pool. A new value restarts its engines, one after the other."""
 RESTART_ALL = f"{child_metadata.GROUP}/restart-all"
 """Annotation of a pool. A new value restarts its engines, its gateways and a store with a volume."""
 TAKEN_OVER = gateway_deployment.RELOADED
 """Fields of the spec and of `gateway` that running gateways take over (`gateway_deployment.settings`)."""
+DEFAULT_TTL = "60s"
+"""Of `gateway.queue`, as stored pools have it."""
 PAUSED = "waits, because spec.rollout.paused is set"
 STORE = pool_status.EMBEDDED_STORE
 
@@ -72,13 +76,18 @@ def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: 
     unsettled = [target for target in engines if target.body is not None and not target.settled]
     changing = [target for target in unsettled if target.is_changing]
     gateways_change = any(target.is_gateway and (target.is_pending or not target.settled) for target in targets)
+    gateways_wait = _needs_old_names(ours, targets)
     paused = bool(body["spec"].get("rollout", {}).get("paused"))
     manifests: list[Json] = []
     held: list[str] = []
     told: dict[str, str] = {}
     problems: list[tuple[str, str]] = []
     for target in targets:
-        if not target.is_pending:
+        if gateways_wait and target.body is not None and (target.is_gateway or target.is_gateway_settings):
+            manifests.append(target.held())
+            if target.is_gateway:
+                held.append(target.name)
+        elif not target.is_pending:
             manifests.append(target.kept(every_pod))
         elif paused and target.goes_forward:
             manifests.append(target.held())
@@ -101,6 +110,23 @@ def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: 
     return Rollout(desired=tuple(manifests), held=tuple(held), problems=tuple(problems), told=told)
 
 
+def _needs_old_names(ours: Mapping[objects.Reference, Json], targets: Collection["_Target"]) -> bool:
+    """Whether gateways that are about to change would forget engines that serve, before those of a new node pool do."""
+    if not any(target.is_gateway and target.is_pending for target in targets):
+        return False
+    engines = [target for target in targets if target.is_engine and target.manifest["spec"]["replicas"]]
+    if all(target.ever_served for target in engines):
+        return False
+    desired = {target.reference for target in targets}
+    return any(
+        reference not in desired
+        and body["kind"] == "Deployment"
+        and child_metadata.NODE_POOL in body["metadata"]["labels"]
+        and pool_status.Workload.of(body).ready
+        for reference, body in ours.items()
+    )
+
+
 def _may_change(
     target: "_Target",
     engines: Sequence["_Target"],
@@ -121,8 +147,8 @@ def _may_change(
 
 
 def _problem(target: "_Target", manifest: Json) -> tuple[str, str] | None:
-    failure = canary_hold.noted(manifest["metadata"]["annotations"], FAILED)
-    if failure.get("revision") != target.wanted:
+    failure = target.failure(manifest["metadata"]["annotations"])
+    if not failure:
         return None
     what = "failed the test of the new spec" if failure.get("canary") else "did not serve with the new spec"
     return "RolledBack", f"{target.name} {what} and runs the last one that served: {failure['why']}"
@@ -142,12 +168,14 @@ class _Target:
         self.body = body
         self._pool = pool
         self.name: str = manifest["metadata"]["name"]
+        self.reference = objects.Reference.of(manifest)
         labels = manifest["metadata"]["labels"]
         component = labels[child_metadata.COMPONENT]
         self.is_workload = manifest["kind"] in ("Deployment", "StatefulSet")
         self.is_engine = self.is_workload and child_metadata.NODE_POOL in labels
         self.is_store = self.is_workload and component == STORE
-        self.is_gateway = self.is_workload and component == "gateway"
+        self.is_gateway = self.is_workload and component == gateway_deployment.COMPONENT
+        self.is_gateway_settings = manifest["kind"] == "ConfigMap" and component == gateway_deployment.COMPONENT
         self.manifest = _restarted(manifest, _restarts(pool, component)) if self.is_workload else manifest
         self._notes: Mapping[str, str] = {} if body is None else body["metadata"].get("annotations", {})
         self.wanted = self.inputs = self._known = ""
@@ -163,6 +191,8 @@ class _Target:
             self.inputs = self._known = _digest(inputs, profiles)
             if self.is_gateway:
                 self.inputs = _digest(_read_at_start(inputs), profiles)
+            elif self.is_engine:
+                self.inputs = _digest(_read_by_engines(inputs), profiles)
             if body is not None:
                 seen = pool_status.Workload.of(body)
                 self.settled, self.short, self.ready = seen.settled, seen.short, seen.ready
@@ -178,7 +208,14 @@ class _Target:
     @property
     def has_failed(self) -> bool:
         """Whether the spec still asks for a revision that did not serve."""
-        return bool(canary_hold.noted(self._notes, FAILED).get("revision") == self.wanted)
+        return bool(self.failure(self._notes))
+
+    def failure(self, notes: Mapping[str, str]) -> dict[str, Any]:
+        """What the annotations of the workload say of a revision that did not serve, if the spec still asks for it; empty
+        otherwise. Another operator version renders another revision from the same inputs."""
+        found = canary_hold.noted(notes, FAILED)
+        inputs = found.get("inputs", notes.get(INPUTS))  # earlier versions noted the inputs of the workload alone
+        return found if found and (found["revision"] == self.wanted or inputs in (self.inputs, self._known)) else {}
 
     @property
     def goes_forward(self) -> bool:
@@ -194,6 +231,11 @@ class _Target:
     def has_served(self) -> bool:
         """Whether all engines have ever served with the present revision."""
         return bool(canary_hold.noted(self._notes, SERVED).get("revision") == self._revision)
+
+    @property
+    def ever_served(self) -> bool:
+        """Whether all engines have ever served with any revision."""
+        return SERVED in self._notes
 
     @property
     def is_pending(self) -> bool:
@@ -220,8 +262,10 @@ class _Target:
         return self._with(self.manifest["spec"]["template"], self.wanted, self.inputs, self._memory(SERVED))
 
     def held(self) -> Json:
-        """The manifest with the pods that exist. The inputs stay too, so the change remains pending."""
+        """The manifest with the pods that exist. The inputs stay too, so the change remains pending. Settings stay too."""
         assert self.body is not None
+        if not self.is_workload:
+            return {**self.manifest, "data": self.body["data"]}
         inputs, memory = self._notes.get(INPUTS, ""), self._memory(SERVED, FAILED)
         return self._with(self.body["spec"]["template"], self._revision, inputs, memory)
 
@@ -234,14 +278,14 @@ class _Target:
         revision, template = self._revision, self._present_template(self.body)
         if not self.is_engine:
             return self._with(template, revision, self.inputs, {})
-        served, memory = canary_hold.noted(self._notes, SERVED), self._memory(SERVED, FAILED)
+        served, memory = canary_hold.noted(self._notes, SERVED), self._memory(SERVED)
+        if self.has_failed:
+            memory |= self._memory(FAILED)
         misfit = canary_hold.failure(self._pool, revision)
         troubles = list(_troubles(self.body, pods, revision))
-        if self.settled and self.body["spec"].get("replicas"):
-            if not self.has_failed:
-                memory.pop(FAILED, None)
-        elif served and served["revision"] != revision and (why := misfit or self._failure(troubles)):
-            told = {"revision": revision, "why": why, **({"canary": True} if misfit else {})}
+        is_complete = self.settled and self.body["spec"].get("replicas")
+        if not is_complete and served and served["revision"] != revision and (why := misfit or self._why_not(troubles)):
+            told = {"revision": revision, "inputs": self.inputs, "why": why, **({"canary": True} if misfit else {})}
             memory[FAILED] = json.dumps(told)
             return self._with(served["template"], served["revision"], self.inputs, memory)
         manifest = self._with(template, revision, self.inputs, memory)
@@ -263,7 +307,7 @@ class _Target:
         )
         return _NO_PLACE.format(why) if why else None
 
-    def _failure(self, troubles: Sequence[pod_trouble.PodTrouble]) -> str | None:
+    def _why_not(self, troubles: Sequence[pod_trouble.PodTrouble]) -> str | None:
         """Why the pods of the revision will not serve; None while they may."""
         final = [trouble for trouble in troubles if trouble.is_final]
         if final:
@@ -347,6 +391,15 @@ def _read_at_start(inputs: Any) -> Any:
         return [_read_at_start(whole), restarts]
     gateway = {key: value for key, value in inputs["gateway"].items() if key not in TAKEN_OVER}
     return {**{key: value for key, value in inputs.items() if key not in TAKEN_OVER}, "gateway": gateway}
+
+
+def _read_by_engines(inputs: Any) -> Any:
+    """The inputs of engines without the time that calls may wait in gateways. Its default stands there, so that most pools
+    have the inputs that earlier versions noted."""
+    model, engine, own, queue, *rest = inputs
+    if queue and "ttl" in queue:
+        queue = {**queue, "ttl": DEFAULT_TTL}
+    return [model, engine, own, queue, *rest]
 
 
 def _uncounted(node_pool: Json) -> Json:

@@ -80,6 +80,16 @@ async def test_an_error_tells_whether_the_api_server_answered(connection):
     assert raised.value.status is None
 
 
+async def test_a_missing_right_to_list_autoscalers_is_logged_once_for_each_namespace(connection, caplog):
+    server = api_server.ApiServer(connection, instance="test")
+    for namespace, status, logged in [
+        ("prod", 403, 1), ("prod", 403, 1), ("test", 403, 2), ("prod", 403, 2), ("prod", 200, 2), ("prod", 403, 3),
+    ]:  # fmt: skip
+        connection.status, connection.body = status, b'{"items": []}'
+        assert await server.autoscalers(namespace) == []
+        assert len(caplog.records) == logged
+
+
 async def test_a_token_that_cannot_be_read_is_such_an_error_too(connection):
     def refresh(configuration):
         raise FileNotFoundError("the file of the token")

@@ -5,6 +5,7 @@ import datetime
 import json
 
 import pytest
+import yaml
 
 from tidegate_operator import (
     objects,
@@ -125,6 +126,12 @@ async def engines_of(cluster, namespace, kind="Deployment"):
     return {child["metadata"]["name"] for child in found if "-engine-" in child["metadata"]["name"]}
 
 
+async def known_to_gateways(cluster, namespace):
+    """The node pools in the settings of the gateways."""
+    found = await cluster.get(objects.Reference(kind=objects.CONFIG_MAPS, namespace=namespace, name="chat-gateway"))
+    return {item["nodePool"] for item in yaml.safe_load(found["data"]["gateway.yaml"])["services"]}
+
+
 def wait_until_settled(kubectl):
     for name in kubectl("get", "deployments", "-o", "name").split():
         kubectl("rollout", "status", name, "--timeout=120s")
@@ -140,12 +147,15 @@ async def run_until_settled(cluster, kubectl, namespace, rules):
 async def test_a_renamed_node_pool_serves_until_its_successor_serves(cluster, kubectl, namespace, rules):
     kubectl("create", "-f", "-", body=operator_doubles.pool())
     await run(cluster, namespace, rules)
+    wait_until_settled(kubectl)
     kubectl("replace", "-f", "-", body=RENAMED)
     await run(cluster, namespace, rules)
     assert await engines_of(cluster, namespace) == {"chat-engine-fast", "chat-engine-slow", "chat-engine-new"}
     progress = conditions(await cluster.pool(namespace, "chat"))["Progressing"]
     assert "chat-engine-slow stays until the others are ready" in progress["message"]
+    assert await known_to_gateways(cluster, namespace) == {"fast", "slow"}
     await run_until_settled(cluster, kubectl, namespace, rules)
+    assert await known_to_gateways(cluster, namespace) == {"fast", "new"}
     for kind in ("Deployment", "Service", "PodDisruptionBudget"):
         assert await engines_of(cluster, namespace, kind) == {"chat-engine-fast", "chat-engine-new"}
     pool = await cluster.pool(namespace, "chat")
@@ -311,6 +321,19 @@ async def test_objects_of_another_owner_are_not_touched_whatever_their_kind(clus
         assert not metadata.keys() & {"labels", "ownerReferences"}, reference
     message = conditions(await cluster.pool(namespace, "chat"))["Degraded"]["message"]
     assert message == "; ".join(f"{reference} exists and belongs to another owner" for reference in references)
+
+
+async def test_a_copy_of_an_engine_deployment_has_no_part_in_the_pool(cluster, kubectl, namespace, rules):
+    node_pools = [{"name": "fast", "replicas": 2, "scaledBy": "external"}]
+    kubectl("create", "-f", "-", body=operator_doubles.pool(nodePools=node_pools))
+    await run(cluster, namespace, rules)
+    made = json.loads(kubectl("get", "deployment/chat-engine-fast", "-o", "json"))
+    for name, labels in (("copied", made["metadata"]["labels"]), ("foreign", {"tidegate.dev/pool": "chat"})):
+        metadata = {"name": name, "labels": labels}
+        kubectl("create", "-f", "-", body={**made, "metadata": metadata, "spec": {**made["spec"], "replicas": 0}})
+    assert await run(cluster, namespace, rules) is reconcile.Result.SETTLED
+    assert kubectl("get", "deployment/chat-engine-fast", "-o", "jsonpath={.spec.replicas}") == "2"
+    assert kubectl("get", "deployment/copied", "-o", "jsonpath={.spec.replicas}") == "0"
 
 
 async def test_an_object_that_has_lost_the_pools_label_gets_it_back(cluster, kubectl, namespace, rules):

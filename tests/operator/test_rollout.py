@@ -2,6 +2,7 @@
 what the plan says, so that whole roll-outs run."""
 
 import copy
+import json
 
 import pytest
 from hypothesis import given, settings
@@ -223,6 +224,43 @@ def test_a_new_operator_version_restarts_nothing_until_the_spec_changes():
     assert {pod["template"]["spec"]["by"] for pods in cluster.pods.values() for pod in pods} == {"2"}
 
 
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_new_operator_version_knows_what_failed_and_tries_it_nowhere_until_the_spec_changes(noted):
+    cluster = started()
+    cluster.broken = {"bad"}
+    before, _, _ = run(cluster, pool(image="bad"))
+    if not noted:  # by an operator of an earlier version
+        notes = cluster.stated["chat-engine-a"]["metadata"]["annotations"]
+        failure = json.loads(notes[rollout.FAILED])
+        del failure["inputs"]
+        notes[rollout.FAILED] = json.dumps(failure)
+    writes = cluster.writes
+    found, least, settled = run(cluster, pool(image="bad"), version="2")
+    assert settled
+    assert (found.problems, found.held) == (before.problems, before.held)
+    assert (cluster.images(), cluster.writes, set(least.values())) == ({"v1"}, writes, {2})
+    cluster.broken.clear()
+    again = pool(image="bad")
+    again["metadata"]["annotations"][rollout.RESTART] = "today"
+    found, _, _ = run(cluster, again, version="2")
+    assert (found.problems, found.held, cluster.images()) == ((), (), {"bad"})
+
+
+def test_a_failed_edit_that_is_undone_before_the_old_engines_are_back_is_no_failure():
+    cluster = started(spare=0)
+    cluster.broken = {"bad"}
+    while not (found := staged(cluster, pool(image="bad"))).problems:
+        cluster.apply(found.desired)
+        cluster.step()
+    cluster.apply(found.desired)
+    notes = cluster.stated["chat-engine-a"]["metadata"]["annotations"]
+    notes[rollout.FAILED] = json.dumps({"revision": "of an earlier version", "why": "no such image"})
+    for _ in range(2):
+        found = staged(cluster, pool(image="v1"))
+        assert (found.problems, found.held) == ((), ())
+        cluster.apply(found.desired)
+
+
 def test_defaults_that_an_upgrade_of_the_resource_adds_to_a_stored_pool_restart_nothing():
     def stored(*, upgraded):
         body = pool(image="v1")
@@ -363,6 +401,35 @@ def test_a_gateway_of_an_earlier_version_is_not_restarted_by_an_upgrade_and_an_e
     assert by_version(cluster)["chat-gateway"] == {"1"}
     run(cluster, with_class("1s", replicas=3), version="2")
     assert by_version(cluster)["chat-gateway"] == {"2"}
+
+
+def with_queue(**queue):
+    body = pool(image="v1")
+    body["spec"]["gateway"] = {"queue": {"maxRequests": 5000, **queue}}
+    return body
+
+
+def engine_inputs(body, node_pool):
+    """The annotation of an earlier version."""
+    spec = body["spec"]
+    return child_metadata.digest([spec["model"], spec["engine"], {"name": node_pool}, spec["gateway"]["queue"], None])
+
+
+@pytest.mark.parametrize("ttl", ["60s", "5m"])
+def test_an_edit_of_the_wait_in_the_queue_of_gateways_restarts_no_engine_after_an_upgrade(ttl):
+    cluster, body = Simulated(), with_queue(ttl=ttl)
+    run(cluster, body, rounds=5)
+    for name in "abc":
+        cluster.stated[f"chat-engine-{name}"]["metadata"]["annotations"][rollout.INPUTS] = engine_inputs(body, name)
+    writes = cluster.writes
+    run(cluster, body, version="2", rounds=5)
+    assert (cluster.writes == writes) is (ttl == "60s"), (
+        "only with another wait than the default the inputs are new ones"
+    )
+    run(cluster, with_queue(ttl="10s"), version="2")
+    assert [by_version(cluster)[f"chat-engine-{name}"] for name in "abc"] == [{"1"}] * 3
+    run(cluster, with_queue(ttl="10s", maxRequests=7), version="2")
+    assert [by_version(cluster)[f"chat-engine-{name}"] for name in "abc"] == [{"2"}] * 3
 
 
 def test_an_edit_of_a_class_does_not_touch_the_deployment_of_the_gateways():

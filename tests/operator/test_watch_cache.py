@@ -13,8 +13,8 @@ SETTLE_S, QUIET_S = 2.0, 5.0
 
 
 def body(name, *, uid="u", kind="ConfigMap", **more):
-    labels = {"tidegate.dev/pool": "chat"}
-    return {"kind": kind, "metadata": {"namespace": "prod", "name": name, "uid": uid, "labels": labels}, **more}
+    metadata = {"namespace": "prod", "name": name, "uid": uid, "labels": {"tidegate.dev/pool": "chat"}}
+    return {"kind": kind, "metadata": metadata | {"ownerReferences": [{"uid": "u", "controller": True}]}, **more}
 
 
 class Listed:
@@ -75,6 +75,24 @@ async def test_a_pool_that_appears_during_a_refresh_stays():
     assert cache.knows(KEY)
     await cache.refresh(KEY, Gone())
     assert not cache.knows(KEY)
+
+
+async def test_objects_of_other_owners_with_the_label_of_a_pool_are_none_of_its_children():
+    cache = watch_cache.WatchCache()
+    copied, foreign = body("copied"), body("foreign", kind="Deployment")
+    copied["metadata"]["ownerReferences"] = []
+    foreign["metadata"]["ownerReferences"] = [{"uid": "of another pool", "controller": True}]
+
+    class Copied(Listed):
+        async def children(self, namespace, pool):
+            return [body("listed"), copied]
+
+    _, children, _ = await cache.refresh(KEY, Copied())
+    assert names(children) == ["listed"]
+    cache.on_child("ADDED", foreign)
+    assert names(await cache.children(*KEY)) == ["listed"]
+    cache.on_pool("MODIFIED", body("chat", uid="of another pool", kind="ServingPool"))
+    assert names(await cache.children(*KEY)) == ["foreign"], "a pool that was created again"
 
 
 async def test_a_later_event_updates_a_confirmed_cache():

@@ -4,6 +4,7 @@ import datetime
 import errno
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import socket
@@ -109,6 +110,29 @@ def test_a_download_that_was_stopped_goes_on_with_the_files_that_it_had(bucket, 
     before = len(bucket.fetched())
     assert contents(download(bucket, cache)) == FILES
     assert bucket.fetched()[before:] == ["/models/qwen/SHA256SUMS", "/models/qwen/model-2.safetensors"]
+
+
+@pytest.mark.parametrize(("kind", "uri"), [("bucket", URI), ("hub", "hf://owner/model")])
+def test_a_download_that_goes_on_leaves_out_files_that_the_source_has_no_more(request, cache, kind, uri):
+    server = request.getfixturevalue(kind)
+    folder = "models/qwen/" if kind == "bucket" else ""
+    server.damaged[f"{folder}model-2.safetensors"] = b"x" * 7000
+    assert failure(server, cache, uri).reason is Reason.DIFFER
+    (partial,) = cache.glob("*.partial")
+    for name in ("lora/old.safetensors", "old.safetensors", f"{weight_cache.NOTES}/hash.etag{weight_cache.UNFINISHED}"):
+        (partial / name).parent.mkdir(exist_ok=True)
+        (partial / name).write_bytes(b"o" * 10_000)
+    new = {"config.json": b"{}", "model.safetensors": b"c" * 9000}
+    sums = "".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in new.items())
+    served = {**new, "SHA256SUMS": sums.encode()} if kind == "bucket" else new
+    server.contents.clear()
+    server.contents |= {f"{folder}{name}": content for name, content in served.items()}
+    said = []
+    found = download(server, cache, uri, said.append)
+    kept = {path.relative_to(found).as_posix() for path in found.rglob("*")}
+    assert {path for path in kept if not path.startswith(weight_cache.NOTES)} == {*new, weight_cache.MANIFEST}
+    assert not any(path.endswith(weight_cache.UNFINISHED) for path in kept)
+    assert int(said[0].partition("%")[0]) < 10, "the old files count as no progress"
 
 
 @pytest.mark.parametrize(("kind", "uri"), [("bucket", URI), ("hub", "hf://owner/model")])
@@ -393,13 +417,69 @@ def test_a_manifest_that_cannot_be_read_is_no_copy(tmp_path):
     assert weight_cache.Copy(tmp_path, "name").size() is None
 
 
-def test_without_file_locks_the_copy_that_an_engine_reads_stays(monkeypatch, tmp_path):
+@pytest.fixture
+def no_locks(monkeypatch):
+    """A file system without locks, on which each process belongs to another pod."""
+
     def flock(*_):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    hosts = iter(("pod-1", "pod-2", "pod-3"))
+    pods = itertools.count(1)
     monkeypatch.setattr(fcntl, "flock", flock)
-    monkeypatch.setattr(socket, "gethostname", lambda: next(hosts))
+    monkeypatch.setattr(socket, "gethostname", lambda: f"pod-{next(pods)}")
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_without_file_locks_the_partial_folder_of_a_pod_that_is_gone_does_not_stay(bucket, cache):
+    bucket.damaged["models/qwen/model-2.safetensors"] = b"x" * 7000
+    assert failure(bucket, cache).reason is Reason.DIFFER
+    bucket.damaged.clear()
+    folder = download(bucket, cache)
+    assert contents(folder) == FILES
+    assert {path.name for path in cache.iterdir()} == {folder.name, f"{folder.name}.lock"}
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_without_file_locks_a_slower_pod_takes_the_copy_of_a_faster_one(monkeypatch, bucket, cache):
+    fetched = bucket_origin.Bucket.fetch
+
+    def fetch(self, file, folder):
+        monkeypatch.setattr(bucket_origin.Bucket, "fetch", fetched)
+        assert contents(download(bucket, cache)) == FILES
+        fetched(self, file, folder)
+
+    monkeypatch.setattr(weights_command, "AT_ONCE", 1)
+    monkeypatch.setattr(bucket_origin.Bucket, "fetch", fetch)
+    folder = download(bucket, cache)
+    assert contents(folder) == FILES
+    assert {path.name for path in cache.iterdir()} == {folder.name, f"{folder.name}.lock"}
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_copy_that_another_pod_finishes_at_the_last_moment_keeps_its_files(monkeypatch, tmp_path, is_whole):
+    copy = weight_cache.Copy(tmp_path, "name")
+    copy.begin()
+    for folder in (copy.partial, copy.folder):
+        folder.mkdir(exist_ok=True)
+        (folder / "file").write_bytes(b"1")
+    other = (copy.folder / "file").stat()
+    looks, size = itertools.count(), weight_cache.Copy.size
+
+    def seen(self):
+        """The other pod finishes after two looks at the copy."""
+        if next(looks) == 2 and is_whole:
+            (self.folder / weight_cache.MANIFEST).write_text(json.dumps({"files": {"file": 1}}))
+        return size(self)
+
+    monkeypatch.setattr(weight_cache.Copy, "size", seen)
+    copy.finish({"file": 1})
+    assert os.path.samestat(other, (copy.folder / "file").stat()) is is_whole
+    assert copy.size() == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["name"]
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_without_file_locks_the_copy_that_an_engine_reads_stays(tmp_path):
     first, second, third = (weight_cache.Copy(tmp_path, "name") for _ in range(3))
     with first.locked(print), second.locked(print), third.locked(print):
         for copy in (first, second):

@@ -39,7 +39,8 @@ class Reader(Protocol):
     async def pool(self, namespace: str, name: str) -> Json | None: ...
 
     async def children(self, namespace: str, pool: str) -> Sequence[Json]:
-        """Every object that carries the pool's label, of the kinds that a pool owns."""
+        """The objects of a pool, of the kinds that a pool owns. The API server also lists those of other owners that carry
+        the pool's label."""
 
     async def pods(self, namespace: str, pool: str) -> Sequence[Json]:
         """The pods of all components of the pool."""

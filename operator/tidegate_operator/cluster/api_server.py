@@ -66,6 +66,8 @@ class ApiServer:
         self._instance = instance
         self._unknown: set[str] = set()
         """Fields of the status that the cluster's ServingPool resource did not have; each is logged once."""
+        self._unlisted: set[str] = set()
+        """Namespaces whose autoscalers could not be listed; each is logged once, and again after they could be."""
 
     async def pool(self, namespace: str, name: str) -> Json | None:
         return await self.read(POOLS.path(namespace, name))
@@ -110,10 +112,14 @@ class ApiServer:
 
     async def autoscalers(self, namespace: str) -> Sequence[Json]:
         try:
-            return await self._list(AUTOSCALERS, namespace)
+            found = await self._list(AUTOSCALERS, namespace)
         except RejectedError as error:  # the rights of an older chart
-            log.warning("the autoscalers of %s cannot be listed: %s", namespace, error)
+            if namespace not in self._unlisted:
+                self._unlisted.add(namespace)
+                log.warning("the autoscalers of %s cannot be listed: %s", namespace, error)
             return []
+        self._unlisted.discard(namespace)
+        return found
 
     async def secret(self, namespace: str, name: str) -> Json | None:
         return await self.read(SECRETS.path(namespace, name))

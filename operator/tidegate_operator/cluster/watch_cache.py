@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tidegate_operator import cluster
+from tidegate_operator import cluster, objects
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 
@@ -52,7 +52,8 @@ class WatchCache:
         return self._entry((namespace, name)).pool
 
     async def children(self, namespace: str, pool: str) -> Sequence[Json]:
-        return [*self._entry((namespace, pool)).children.values()]
+        entry = self._entry((namespace, pool))
+        return objects.owned(entry.pool, entry.children.values())
 
     async def pods(self, namespace: str, pool: str) -> Sequence[Json]:
         return [*self._entry((namespace, pool)).pods.values()]
@@ -84,17 +85,19 @@ class WatchCache:
             del self._entries[key]
 
     async def refresh(self, key: Key, api: cluster.Reader) -> tuple[Json | None, Sequence[Json], Sequence[Json]]:
-        """The pool, its children and its pods from the API server. The cache keeps them unless an event came meanwhile."""
+        """The pool, its children and its pods from the API server. The cache keeps them unless an event came meanwhile.
+        It keeps objects of other owners with the pool's label too, because the pool may be created again."""
         before = self._entry(key).events
-        pool, children, pods = await api.pool(*key), await api.children(*key), await api.pods(*key)
+        pool, labelled, pods = await api.pool(*key), await api.children(*key), await api.pods(*key)
+        children = objects.owned(pool, labelled)
         if self._entry(key).events != before:
             return pool, children, pods
-        if pool is None and not children:
+        if pool is None and not labelled:
             self._entries.pop(key, None)
         else:
             self._entries[key] = _Entry(
                 pool=pool,
-                children={(body["kind"], body["metadata"]["name"]): body for body in children},
+                children={(body["kind"], body["metadata"]["name"]): body for body in labelled},
                 pods={body["metadata"]["name"]: body for body in pods},
                 is_confirmed=True,
                 is_complete=True,

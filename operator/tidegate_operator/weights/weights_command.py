@@ -88,7 +88,7 @@ def download(
             cache.mkdir(parents=True, exist_ok=True)
             with copy.locked(say):
                 if (size := copy.size()) is None:
-                    size = _fill(copy, _origin(source, endpoint), source, say)
+                    size = _filled(copy, _origin(source, endpoint), source, say)
     except OSError as error:
         raise _of_disk(error, cache, source) from error
     say(f"{weight_report.size(size)} are in the cache")
@@ -101,6 +101,19 @@ def _origin(source: weight_source.Source, endpoint: str | None) -> origin.Origin
     return made
 
 
+def _filled(
+    copy: weight_cache.Copy, place: origin.Origin, source: weight_source.Source, say: Callable[[str], None]
+) -> int:
+    """The size of the whole copy, which this process downloads, or another one that has no lock either and is faster."""
+    try:
+        return _fill(copy, place, source, say)
+    except (OSError, weight_report.WeightsError):
+        if (size := copy.size()) is None:
+            raise
+        copy.clean()
+        return size
+
+
 def _fill(
     copy: weight_cache.Copy, place: origin.Origin, source: weight_source.Source, say: Callable[[str], None]
 ) -> int:
@@ -108,6 +121,7 @@ def _fill(
     files = place.files()
     total = sum(file.size for file in files)
     copy.begin()
+    copy.keep_only({file.path for file in files})
     begun = copy.written()
     missing = total - begun
     if missing > copy.free():
