@@ -108,7 +108,7 @@ class Workload:
         rejections, deadlines = _sentences(seen.get("conditions", ()))
         return Workload(
             name=body["metadata"]["name"],
-            component=tags[child_metadata.COMPONENT],
+            component=tags.get(child_metadata.COMPONENT, ""),
             node_pool=tags.get(child_metadata.NODE_POOL),
             desired=desired,
             ready=seen.get("readyReplicas", 0),
