@@ -215,7 +215,7 @@ class _Target:
         otherwise. Another operator version renders another revision from the same inputs."""
         found = canary_hold.noted(notes, FAILED)
         inputs = found.get("inputs", notes.get(INPUTS))  # earlier versions noted the inputs of the workload alone
-        return found if found and (found["revision"] == self.wanted or inputs in (self.inputs, self._known)) else {}
+        return found if found and (found.get("revision") == self.wanted or inputs in (self.inputs, self._known)) else {}
 
     @property
     def goes_forward(self) -> bool:
