@@ -9,6 +9,7 @@ from tidegate_policy.rollout import canary
 
 WRITTEN = ("rollout",)
 """Fields of the status that are written here, and removed when they are no longer stated."""
+IN_TEST = (canary.Phase.STARTING, canary.Phase.TESTING)
 EVENTS = {
     canary.Phase.STARTING: "CanaryStopped",
     canary.Phase.TESTING: "CanaryStep",
@@ -25,7 +26,7 @@ def of_canary(tested: canary_hold.Tested, state: canary.CanaryState, weight: int
             "revision": state.revision,
             "phase": state.phase.value,
             "step": state.step + 1,
-            **({"stops": state.stops} if state.stops else {}),
+            **({"stops": state.stops} if state.stops and state.phase in IN_TEST else {}),
             **({} if weight is None else {"weight": weight}),
             "since": reconcile.timestamp_of(state.since_s),
             "reason": state.reason,

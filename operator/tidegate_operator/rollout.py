@@ -44,6 +44,11 @@ TAKEN_OVER = gateway_deployment.RELOADED
 """Fields of the spec and of `gateway` that running gateways take over (`gateway_deployment.settings`)."""
 DEFAULT_TTL = "60s"
 """Of `gateway.queue`, as stored pools have it."""
+OLD_NAMES = (
+    "it changes once all node pools of the spec have served, or once no engine of a removed node pool serves; until then "
+    "it sends calls to those"
+)
+"""Told of gateways that know a removed node pool."""
 PAUSED = "waits, because spec.rollout.paused is set"
 STORE = pool_status.EMBEDDED_STORE
 
@@ -87,6 +92,7 @@ def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: 
             manifests.append(target.held())
             if target.is_gateway:
                 held.append(target.name)
+                told[target.name] = OLD_NAMES
         elif not target.is_pending:
             manifests.append(target.kept(every_pod))
         elif paused and target.goes_forward:
@@ -151,7 +157,8 @@ def _problem(target: "_Target", manifest: Json) -> tuple[str, str] | None:
     if not failure:
         return None
     what = "failed the test of the new spec" if failure.get("canary") else "did not serve with the new spec"
-    return "RolledBack", f"{target.name} {what} and runs the last one that served: {failure['why']}"
+    why = failure.get("why", "its annotation does not say why")
+    return "RolledBack", f"{target.name} {what} and runs the last one that served: {why}"
 
 
 def _sentence(pool: Json, manifest: Json) -> str | None:
@@ -265,7 +272,7 @@ class _Target:
         """The manifest with the pods that exist. The inputs stay too, so the change remains pending. Settings stay too."""
         assert self.body is not None
         if not self.is_workload:
-            return {**self.manifest, "data": self.body["data"]}
+            return {**self.manifest, "data": self.body.get("data") or self.manifest["data"]}
         inputs, memory = self._notes.get(INPUTS, ""), self._memory(SERVED, FAILED)
         return self._with(self.body["spec"]["template"], self._revision, inputs, memory)
 

@@ -1,5 +1,7 @@
 """What the operator makes of answers that no API server should give, and of a token that cannot be read."""
 
+import functools
+
 import pytest
 from kubernetes.aio import client
 
@@ -98,3 +100,13 @@ async def test_a_token_that_cannot_be_read_is_such_an_error_too(connection):
     connection.configuration.refresh_api_key_hook = refresh
     with pytest.raises(ClusterError, match="the file of the token"):
         await api_server.ApiServer(connection, instance="test").pool("prod", "chat")
+
+
+def test_a_nested_field_that_an_older_resource_lacks_leaves_its_neighbours():
+    message = (
+        ".status.rollout.stops: field not declared in schema, .status.nodePools[0].new: field not declared in schema"
+    )
+    assert api_server.UNDECLARED.findall(message) == ["rollout.stops", "nodePools"]
+    status = {"rollout": {"stops": 1, "phase": "Failed"}, "nodePools": [], "url": "x"}
+    found = functools.reduce(api_server._without, (["rollout", "stops"], ["nodePools"]), status)
+    assert found == {"rollout": {"phase": "Failed"}, "url": "x"}

@@ -8,6 +8,7 @@ fields of a pod spec that a ServingPool passes through, and the dynamic client w
 resources first, for which the chart grants no right.
 """
 
+import functools
 import hashlib
 import json
 import logging
@@ -42,7 +43,7 @@ LOG_BYTES = 512
 UNTYPED = ("failed to create typed patch object", "failed to convert new object")
 """How the message of status 500 begins when the applied object has a field that is unknown, duplicated or of a wrong
 type."""
-UNDECLARED = re.compile(r"\.status\.(\w+)[^:]*: field not declared in schema")
+UNDECLARED = re.compile(r"\.status\.(\w+(?:\.\w+)*)[^:]*: field not declared in schema")
 """In the message about a status that an older ServingPool resource does not know."""
 POOLS = Kind(
     api_version=f"{child_metadata.GROUP}/{child_metadata.VERSION}",
@@ -180,7 +181,7 @@ class ApiServer:
                     "the ServingPool resource of this cluster is older than this operator: its status has no %s",
                     ", ".join(sorted(unknown)),
                 )
-            known = {key: value for key, value in body.items() if key not in unknown}
+            known = functools.reduce(_without, (field.split(".") for field in unknown), body)
             return await self._apply(path, {**_pool(name), "status": known}, writer)
 
     async def record(self, event: pool_status.Event) -> None:
@@ -297,6 +298,14 @@ class Lease:
             if error.status in (HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND):
                 return None
             raise _translate(error) from error
+
+
+def _without(body: Json, path: Sequence[str]) -> Json:
+    """The object without the field at this path."""
+    name, *further = path
+    if further and isinstance(body.get(name), dict):
+        return {**body, name: _without(body[name], further)}
+    return {key: value for key, value in body.items() if key != name}
 
 
 def _pool(name: str) -> Json:

@@ -449,7 +449,7 @@ def without_room(now: float, state: ScaleState) -> dict[str, int]:
     return {
         name: each.most
         for name, each in state.shortages.items()
-        if now < each.until_s and state.wanted.get(name, 0) >= each.most
+        if now < each.until_s and name in state.wanted and state.wanted[name] >= each.most
     }
 
 

@@ -10,8 +10,8 @@ import asyncio
 from typing import Any
 
 import orjson
-
 from fuzzing import memory_gateway
+
 from tidegate_gateway import http_client, reading_turns
 from tidegate_gateway.edge import grpc_inference
 from tidegate_gateway.lifecycle import engine_client

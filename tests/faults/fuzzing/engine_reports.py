@@ -6,9 +6,9 @@ The first byte of an input chooses the parser. Property: it gives numbers within
 import contextlib
 import math
 
+from fuzzing import memory_gateway
 from google.protobuf import message
 
-from fuzzing import memory_gateway
 from tidegate_control import translation
 from tidegate_gateway.engines import health_check, metrics_scrape
 from tidegate_policy import qos

@@ -6,9 +6,9 @@ that Envoy is not set up well; a call that an engine has is over with its stream
 """
 
 import orjson
+from fuzzing import http2_ports, memory_gateway
 from google.protobuf import message
 
-from fuzzing import http2_ports, memory_gateway
 from tidegate_gateway.edge import ext_proc, http2_frames, http2_stream
 from tidegate_proto.envoy import ext_proc_pb2 as envoy
 

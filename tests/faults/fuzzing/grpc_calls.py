@@ -6,9 +6,9 @@ Property: the call ends with a status that does not blame the gateway, and nothi
 import gzip
 import zlib
 
+from fuzzing import http2_ports, memory_gateway
 from google.protobuf import message
 
-from fuzzing import http2_ports, memory_gateway
 from tidegate_gateway.edge import http2_frames
 from tidegate_proto.v1 import inference_pb2 as v1
 

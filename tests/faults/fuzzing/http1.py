@@ -6,6 +6,7 @@ Property: each answer has the status 2xx or 4xx, or 503 where the store is missi
 import re
 
 from fuzzing import memory_gateway
+
 from tidegate_gateway.edge import http_listener
 
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) [A-Za-z' -]+\r\nDate: ")

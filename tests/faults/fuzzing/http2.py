@@ -9,8 +9,8 @@ Property: the connection goes on or ends with GOAWAY; a call ends with no status
 from collections.abc import Iterator
 
 import hpack
-
 from fuzzing import http2_ports, memory_gateway
+
 from tidegate_gateway.edge import http2_frames as h2
 from tidegate_proto.v1 import inference_pb2
 

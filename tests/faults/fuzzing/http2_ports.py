@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import hpack
+from fuzzing import memory_gateway
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from fuzzing import memory_gateway
 from tidegate_gateway.edge import (
     ext_proc,
     grpc_api,

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
-
 from fuzzing import memory_gateway
+
 from tidegate_gateway.edge import call_requests, http_listener, http_messages
 from tidegate_gateway.openai import engine_fields, error_table
 
