@@ -361,13 +361,13 @@ class Connections:
         self._sweep = loop.call_later(SWEEP_S, self._close_idle) if self._idle else None
 
 
-@functools.lru_cache(maxsize=1024)
 @functools.cache
 def _tls() -> ssl.SSLContext:
     """Trusts the authorities of this machine. Reading them takes tens of milliseconds, so it happens once."""
     return ssl.create_default_context()
 
 
+@functools.lru_cache(maxsize=1024)
 def request_start(method: str, url: str) -> tuple[str, bytes]:
     """The origin of a URL, and the first lines of each request to it. Its path and query go out as they are, without
     characters that a request cannot have."""

@@ -6,6 +6,7 @@ from typing import Any
 from tidegate_operator import cluster, error_budget, gateway_loads, objects, pool_status
 from tidegate_operator.spec import Json
 from tidegate_policy.rollout.side_by_side import Service
+from tidegate_policy.scale.call_load import CallLoad
 from tidegate_policy.steer import steering_loop
 
 
@@ -127,6 +128,12 @@ class FakeAdmin:
 
     async def targets(self, addresses: Collection[str]) -> dict[str, dict[str, error_budget.Counts]]:
         return dict.fromkeys(addresses, self.counted)
+
+    def take_calls(self, offered: CallLoad, waiting: CallLoad, *, met: int = 0, ended: int = 0) -> None:
+        """Each gateway reports these loads, and `met` of `ended` calls in time."""
+        self.load = gateway_loads.GatewayLoad(
+            offered=offered, waiting=waiting, out=0, queued={}, targets={"": error_budget.Counts(met, ended)}
+        )
 
     async def loads(self, addresses: Collection[str]) -> dict[str, gateway_loads.GatewayLoad]:
         return {} if self.load is None else dict.fromkeys(set(addresses) - self.silent, self.load)

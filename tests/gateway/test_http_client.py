@@ -262,3 +262,8 @@ async def test_large_answers_are_bounded_in_sum() -> None:
         assert 0 < len(shed) < 6
         assert (await client.open(serving.url, request, b"hi", {})).first == large, "nothing stays counted"
     connections.close()
+
+
+def test_the_first_lines_of_requests_to_an_engine_are_made_once() -> None:
+    url = "http://127.0.0.1:8000/v1/completions"
+    assert http_client.request_start("POST", url) is http_client.request_start("POST", url)

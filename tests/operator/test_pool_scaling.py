@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tidegate_operator import error_budget, gateway_loads, operator_doubles, pool_scaling, reconcile
+from tidegate_operator import operator_doubles, pool_scaling, reconcile
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.scale import call_load
 
@@ -39,13 +39,7 @@ class Scaled:
         for _ in range(times):
             self.now += datetime.timedelta(seconds=pool_scaling.PERIOD_S)
             self.offered += ONE.times(calls_a_second * pool_scaling.PERIOD_S)
-            self.gateways.load = gateway_loads.GatewayLoad(
-                offered=self.offered,
-                waiting=ONE.times(waiting),
-                out=0,
-                queued={},
-                targets={"": error_budget.Counts(met, ended)},
-            )
+            self.gateways.take_calls(self.offered, ONE.times(waiting), met=met, ended=ended)
             assert await self.scaling.scale((self.namespace, "chat")) == pool_scaling.PERIOD_S
         await reconcile.reconcile(self.cluster, self.namespace, "chat", rules=self.rules, now=self.now)
 

@@ -4,7 +4,7 @@ import datetime
 
 import pytest
 
-from tidegate_operator import canary_hold, error_budget, gateway_loads, operator_doubles, pool_scaling
+from tidegate_operator import canary_hold, operator_doubles, pool_scaling
 from tidegate_operator.cluster import watch_cache
 from tidegate_operator.render import child_metadata
 from tidegate_policy.model import Call, CallId
@@ -88,13 +88,7 @@ class Scaled:
             self.wall_s += pool_scaling.PERIOD_S
             self.passed_s += pool_scaling.PERIOD_S
             self.offered += ONE.times(calls_a_second * pool_scaling.PERIOD_S)
-            self.gateways.load = gateway_loads.GatewayLoad(
-                offered=self.offered,
-                waiting=ONE.times(waiting),
-                out=0,
-                queued={},
-                targets={"": error_budget.Counts(0, 0)},
-            )
+            self.gateways.take_calls(self.offered, ONE.times(waiting))
             assert await self.scaling.scale(KEY) == pool_scaling.PERIOD_S
 
     async def status(self):

@@ -89,8 +89,7 @@ class RelQueryApi:
         if (url is None) == (not items):
             raise BadRequest(ONE_SOURCE if items else "give rows with at least one row, or rows_url", param="rows")
         if url is not None:
-            await fetching.enter_async_context(self._relqueries.fetching(spec))
-            await rows_url.fetch(rows_url.allowed(url, self._bounds), rows, self._bounds)
+            await self._fetch(url, spec, rows, fetching)
         else:
             await row_tables.read_json_rows(raw, items, rows)
         return spec, rows
@@ -110,12 +109,22 @@ class RelQueryApi:
         if (url is None) == (file is None):
             raise BadRequest(ONE_SOURCE if file is not None else "give rows as a file, or rows_url", param="rows")
         if file is None:
-            await fetching.enter_async_context(self._relqueries.fetching(spec))
-            await rows_url.fetch(rows_url.allowed(url, self._bounds), rows, self._bounds)
+            await self._fetch(url, spec, rows, fetching)
         else:
             kind = rows_url.table_format(file.content_type, file.filename or "", "rows")
             await row_tables.read(row_tables.slices(raw, file.first, file.end), kind, rows, self._bounds)
         return spec, rows
+
+    async def _fetch(
+        self,
+        url: object,
+        spec: relquery_submission.RelQuerySpec,
+        rows: row_tables.RowCollector,
+        fetching: contextlib.AsyncExitStack,
+    ) -> None:
+        """Fetches a table, which counts for the tenant until `fetching` ends. Raises `GatewayError`."""
+        await fetching.enter_async_context(self._relqueries.fetching(spec))
+        await rows_url.fetch(rows_url.allowed(url, self._bounds), rows, self._bounds)
 
     def _begin(
         self, document: dict[str, Any], fields: request_fields.RequestFields

@@ -1,11 +1,10 @@
 """The store over Valkey or Redis: workflows, backlogs, the active policy and tenants' counters.
 
 This module has the connections to Valkey; the uploads of relQueries and the stream of prompts use its client. Each change
-of a record is one atomic script from `lua/`. Keys carry a schema
-version and one hash tag for each pool, so that they share a slot behind a proxy that shards; the cluster mode itself
-is not supported. Every key has a time to live. Instants are the server's, so the clocks of gateways do not matter. An
-acknowledged change is stored, but Valkey may lose acknowledged writes in a failover: clients are promised
-at-least-once with idempotency keys, not exactly-once. `store_contract` is the contract.
+of a record is one atomic script from `lua/`. Keys carry a schema version and one hash tag for each pool, so that they share
+a slot behind a proxy that shards; the cluster mode itself is not supported. Every key has a time to live. Instants are the
+server's, so the clocks of gateways do not matter. An acknowledged change is stored, but Valkey may lose acknowledged writes
+in a failover: clients are promised at-least-once with idempotency keys, not exactly-once. `store_contract` is the contract.
 """
 
 import asyncio
