@@ -376,7 +376,11 @@ async def test_an_answer_that_is_not_streamed_has_an_end_that_no_engine_is_blame
     async with (
         fake_engine.engine(tokens=1000, token_s=0.02) as slow,
         fake_engine.engine(tokens=1000, token_s=0.02) as spare,
-        up(*preferring(slow, spare), timeouts={"firstToken": "300ms", "answer": "1s"}) as client,
+        up(
+            *preferring(slow, spare),
+            health={"interval": "50ms", "timeout": "500ms"},  # two looks show that the engine works, well before 300 ms
+            timeouts={"firstToken": "300ms", "answer": "1s"},
+        ) as client,
     ):
         status, answer, _ = await client.ask()
         assert (status, answer["error"]["code"]) == (504, "engine_timeout")
