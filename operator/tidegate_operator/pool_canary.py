@@ -85,7 +85,8 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
         if step_s := current.steps.step_s(now, passed_s):
             current.state = canary.shifted(current.state, step_s)
         sides = _Sides.of(pods, tested)
-        for pod in sides.serving:
+        is_known = bool(current.ends) or current.state.phase is not canary.Phase.TESTING
+        for pod in sides.serving if is_known else sides.new:  # a new operator does not know which of them have served
             current.ends.setdefault(pod["metadata"]["uid"], _ends(pod))
         gateways = pool_steering.gateway_addresses(pods)
         current.figures.add(await current.access.admin.services(gateways), gateways=gateways)
@@ -95,6 +96,7 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
             before,
             canary.Observation(
                 serves=bool(sides.serving),
+                was_removed=not any(_is_kept(pod, current.ends) for pod in sides.new),
                 crash=next(_crashes(sides.new, current.ends), None),
                 old_serves=bool(sides.old),
                 paused=pool.rollout.paused,
@@ -196,6 +198,11 @@ def _crashes(pods: Sequence[Json], before: Mapping[str, int]) -> Iterator[str]:
         metadata = pod["metadata"]
         if "deletionTimestamp" not in metadata and _ends(pod) > before.get(metadata["uid"], _ends(pod)):
             yield f"{metadata['name']}: the engine ended after it had served{_exit(pod)}"
+
+
+def _is_kept(pod: Json, served: Collection[str]) -> bool:
+    """Whether this pod has served, by its uid, and nobody deletes it."""
+    return pod["metadata"]["uid"] in served and "deletionTimestamp" not in pod["metadata"]
 
 
 def _exit(pod: Json) -> str:

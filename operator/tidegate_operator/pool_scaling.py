@@ -3,8 +3,8 @@ its decisions to the status, from which `replica_allocation` takes them.
 
 A decision is written to the status before it is put in force, so an operator that dies in between leaves it to its
 successor. A node pool that another autoscaler scales keeps what it has. Without a gateway that answers nothing changes,
-and while one of several does not answer, engines only come. Instants are those of the wall clock, because the status keeps
-them; they move with its steps.
+and while one of several does not answer, engines only come. A gateway that misses one answer or two is waited for.
+Instants are those of the wall clock, because the status keeps them; they move with its steps.
 """
 
 import datetime
@@ -46,6 +46,8 @@ RIVALS_S = 30.0
 """Time between two lists of other autoscalers."""
 START_S = 120.0
 """The start time of an engine while none has been seen to start."""
+MISSED = 3
+"""A gateway counts as silent from so many missed answers in a row."""
 
 
 class Admin(pool_driver.Admin, Protocol):
@@ -62,6 +64,8 @@ class _Scaled:
     seen_at_s: float
     steps: clock_steps.ClockSteps = field(default_factory=clock_steps.ClockSteps)
     loads: gateway_loads.GatewayLoads = field(default_factory=gateway_loads.GatewayLoads)
+    missed: int = 0
+    """So many times in a row, until now, a gateway has not answered."""
     stated: Json = field(default_factory=dict)
     """The part of the status that was stated last."""
     obstacles: Mapping[tuple[str, str], float] = field(default_factory=dict)
@@ -120,6 +124,9 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
         gateways = pool_steering.gateway_addresses(pods)
         seen = await scaled.access.admin.loads(gateways)
         self._observed(key, answered=len(seen) == len(gateways))
+        scaled.missed = scaled.missed + 1 if len(seen) < len(gateways) else 0
+        if 0 < scaled.missed < MISSED:
+            return PERIOD_S  # the next answers report this time too
         if not seen:
             scaled.stated = scale_status.of_decision(
                 body.get("status", {}), pool, scaled.state, {}, taken, now, trouble=scale_status.silence()
@@ -306,7 +313,7 @@ def _stuck(
             for one in obstacles[each.name]
             if now - scaled.obstacles[one.key] >= pool.autoscaling.scheduling_s
         ]
-        surplus = sum(map(_is_live, _of(pods, each))) - replicas.get(each.name, 0)
+        surplus = len(_counted(_of(pods, each))) - replicas.get(each.name, 0)
         stuck[each.name] = lasting[max(surplus, 0) :]  # a Deployment that changes has more pods than it wants
     return stuck
 
@@ -315,15 +322,19 @@ def _is_live(pod: Json) -> bool:
     return "deletionTimestamp" not in pod["metadata"] and not pod_trouble.has_failed(pod)
 
 
-def _unscheduled(pods: Sequence[Json]) -> list[_Obstacle]:
-    """The pods of a node pool that no node takes. Those of a revision that replaces one that serves do not count: they say
-    nothing of the room for the engines that serve."""
+def _counted(pods: Sequence[Json]) -> list[Json]:
+    """The live pods of a node pool. Those of a revision that replaces one that serves do not count: they say nothing of the
+    room for the engines that serve."""
     live = [pod for pod in pods if _is_live(pod)]
     serving = {canary_hold.revision_of(pod) for pod in live if pod_trouble.is_ready(pod)}
+    return [pod for pod in live if not serving or canary_hold.revision_of(pod) in serving]
+
+
+def _unscheduled(pods: Sequence[Json]) -> list[_Obstacle]:
+    """The pods of a node pool that no node takes."""
     return [
         _Obstacle(key=(trouble.pod, trouble.since), sentence=trouble.sentence)
-        for pod in live
-        if not serving or canary_hold.revision_of(pod) in serving
+        for pod in _counted(pods)
         if (trouble := pod_trouble.of(pod)) is not None and trouble.reason == "Unschedulable"
     ]
 

@@ -170,6 +170,10 @@ UNREACHABLE = "Unreachable"
 AUTOSCALING = "Autoscaling"
 """The condition of the pool's own autoscaler."""
 UNSCHEDULABLE = "Unschedulable"
+INVALID_SPEC = "InvalidSpec"
+SILENT = "GatewaysSilent"
+DECIDES_NOTHING = (INVALID_SPEC, SILENT)
+"""With these reasons of the condition Autoscaling the number of engines stays as it is."""
 """Its reason while the cluster has no room for engines."""
 EMBEDDED_STORE = "valkey"
 """The component of a store that the operator runs."""
@@ -203,8 +207,8 @@ class Needs:
     """Whether the pool's own autoscaler starts an engine for the first call of a pool that has none."""
     store: Json
     """The condition StoreReachable as it stands in the status; empty without one."""
-    lacks_room: bool = False
-    """Whether the cluster lately had no room for engines that the autoscaler wanted."""
+    autoscaling: str = ""
+    """The reason of the condition Autoscaling as it stands in the status; empty without one."""
     failure_mode: str | None = None
     """FailOpen or FailClose where a Gateway of the cluster sends calls to the pool (`gateway.api`), else None."""
 
@@ -218,7 +222,7 @@ class Needs:
             components=("engine", "gateway", *((EMBEDDED_STORE,) if embedded else ())),
             autoscaled=any(item.get("scaledBy") == "autoscaler" for item in spec["nodePools"]),
             store=stated.get(STORE, {}),
-            lacks_room=stated.get(AUTOSCALING, {}).get("reason") == UNSCHEDULABLE,
+            autoscaling=stated.get(AUTOSCALING, {}).get("reason", ""),
             failure_mode=spec.get("gateway", {}).get("api", {}).get("failureMode"),
         )
 
@@ -280,8 +284,11 @@ def _availability(parts: Sequence[Workload], needs: Needs) -> Condition:
     if not parts:
         return Condition(type="Available", status=False, reason="NothingRuns", message="No part of the pool exists.")
     if needs.autoscaled and missing == ["engine"] and engines and not any(part.desired for part in engines):
+        if needs.autoscaling in DECIDES_NOTHING:
+            message = f"No engine runs, and none starts while the condition Autoscaling is {needs.autoscaling}."
+            return Condition(type="Available", status=False, reason="NotServing", message=message)
         message = "No engine runs. The first call starts one, and waits for it."
-        if needs.lacks_room:
+        if needs.autoscaling == UNSCHEDULABLE:
             message += (
                 " The cluster had no room for further engines, as Autoscaling says, so the call may wait in vain."
             )
@@ -301,7 +308,7 @@ def authentication(body: Json, *, valid: bool) -> Condition:
     given = body["spec"].get("gateway", {}).get("auth", {})
     if not valid:
         message = "The gateways follow the last valid spec."
-        return Condition(type=AUTHENTICATED, status=None, reason="InvalidSpec", message=message)
+        return Condition(type=AUTHENTICATED, status=None, reason=INVALID_SPEC, message=message)
     if "keysSecretRef" in given or "jwt" in given:
         message = "Callers need a key or a token, as spec.gateway.auth says."
         return Condition(type=AUTHENTICATED, status=True, reason="KeysOrTokens", message=message)
@@ -315,7 +322,7 @@ def authentication(body: Json, *, valid: bool) -> Condition:
 def invalid_spec(condition: str, effect: str) -> Condition:
     """A condition of which nothing is known while the spec cannot be built. `effect` is a sentence."""
     message = f"The spec is invalid, as Degraded says. {effect}"
-    return Condition(type=condition, status=None, reason="InvalidSpec", message=message)
+    return Condition(type=condition, status=None, reason=INVALID_SPEC, message=message)
 
 
 def _age_s(since: str, now: datetime.datetime) -> float:

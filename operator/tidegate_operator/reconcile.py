@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 WRITER = "tidegate-operator"
 """Field manager of the part of the status that is written here."""
 HELD = "waits for its turn"
-INVALID = "InvalidSpec"
 COUNTED = ("desired", "ready", "weights")
 """Fields of a node pool in the status that are written here, and removed when they are no longer stated."""
 
@@ -225,7 +224,7 @@ def _expected(profiles: pool_profiles.Resolved, staged: rollout.Rollout) -> list
 
 
 def _invalid(error: spec.InvalidSpecError) -> list[tuple[str, str]]:
-    return [(INVALID, str(problem)) for problem in error.problems]
+    return [(pool_status.INVALID_SPEC, str(problem)) for problem in error.problems]
 
 
 async def _same_names(api: cluster.Cluster, desired: Sequence[Json], children: Sequence[Json]) -> list[Json]:
@@ -253,7 +252,7 @@ def _report(
     """The part of the status that reconciling writes."""
     metadata = body["metadata"]
     parts = pool_status.workloads(children)
-    valid = all(reason != INVALID for reason, _ in problems)
+    valid = all(reason != pool_status.INVALID_SPEC for reason, _ in problems)
     needs = pool_status.Needs.of(body)
     conditions = pool_status.timed(
         [

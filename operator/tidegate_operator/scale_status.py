@@ -102,7 +102,7 @@ def unschedulable(sentences: Mapping[str, str]) -> pool_status.Condition | None:
 def silence() -> pool_status.Condition:
     """The condition of a pool whose gateways do not report."""
     message = "No gateway reports its load, so the number of engines stays as it is."
-    return pool_status.Condition(type=CONDITION, status=False, reason="GatewaysSilent", message=message)
+    return pool_status.Condition(type=CONDITION, status=False, reason=pool_status.SILENT, message=message)
 
 
 def partial_silence(answered: Collection[str], gateways: Collection[str]) -> pool_status.Condition | None:

@@ -161,6 +161,25 @@ def test_an_engine_that_is_ready_and_unready_by_turns_fails_after_some_times(in_
     in_virtual_time(run())
 
 
+def test_an_engine_that_is_evicted_again_and_again_is_no_fault_of_its_revision(in_virtual_time):
+    async def run():
+        cache = watched()
+        cache.on_pod("DELETED", engine("new", NEW))
+        canaries = canaries_of(cache, Division())
+        for times in range(2 * canary.MOST_STOPS):
+            body = engine("new", NEW)
+            body["metadata"] |= {"name": f"new-{times}", "uid": f"new-{times}"}
+            cache.on_pod("ADDED", body)
+            await canaries.test(KEY)
+            assert (await cache.pool(*KEY))["status"]["rollout"]["phase"] == "Testing"
+            cache.on_pod("DELETED", body)
+            await canaries.test(KEY)
+            found = (await cache.pool(*KEY))["status"]["rollout"]
+            assert (found["phase"], found.get("stops", 0)) == ("Starting", 0)
+
+    in_virtual_time(run())
+
+
 def test_a_step_goes_on_with_the_calls_that_it_has_had_when_its_engine_serves_again(in_virtual_time):
     async def run():
         cache, admin = watched(), Division()

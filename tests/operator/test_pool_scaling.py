@@ -112,7 +112,8 @@ async def test_a_new_operator_keeps_the_engines_and_counts_the_changes_of_its_pr
 
 async def test_without_an_answer_of_a_gateway_nothing_changes(scaled):
     async with scaled({"name": "fast", **OWN, "replicas": 2}) as pool:
-        await pool.scaling.scale((pool.namespace, "chat"))
+        for _ in range(pool_scaling.MISSED):
+            await pool.scaling.scale((pool.namespace, "chat"))
         await reconcile.reconcile(pool.cluster, pool.namespace, "chat", rules=pool.rules, now=pool.now)
         assert pool.replicas() == 2
         assert (pool.condition["status"], pool.condition["reason"]) == ("False", "GatewaysSilent")

@@ -53,9 +53,12 @@ def test_a_pool_at_zero_is_available_only_if_its_autoscaler_starts_an_engine_for
     needed = needs(autoscaled=True)
     assert stated([empty], needed=needed)["Available"] == (True, "ScaledToZero")
     assert stated([deployment(desired=1, ready=0)], needed=needed)["Available"] == (False, "NotServing")
-    full = needs(autoscaled=True, lacks_room=True)
+    full = needs(autoscaled=True, autoscaling=pool_status.UNSCHEDULABLE)
     (told, *_) = pool_status.conditions(pool_status.workloads([empty]), [], needs=full, now=NOW)
     assert "may wait in vain" in told.message
+    for reason in pool_status.DECIDES_NOTHING:
+        needed = needs(autoscaled=True, autoscaling=reason)
+        assert stated([empty], needed=needed)["Available"] == (False, "NotServing"), "no call starts an engine"
     gateway = part("gateway")
     needed = needs("engine", "gateway", autoscaled=True)
     assert stated([gateway], needed=needed)["Available"] == (False, "NotServing"), "its engines do not exist"

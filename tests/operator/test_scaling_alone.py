@@ -130,6 +130,33 @@ def test_of_the_stuck_pods_of_a_serving_revision_the_surplus_of_a_canary_does_no
     in_virtual_time(run())
 
 
+def test_an_answer_or_two_that_a_gateway_misses_neither_tell_of_silence_nor_begin_the_window_anew(in_virtual_time):
+    async def run():
+        scaled = Scaled()
+        await scaled.observe(4.0, times=12)
+        before = await scaled.wanted()
+        for turn in range(60):
+            scaled.gateways.silent = {f"{GATEWAYS[0]}:{child_metadata.ADMIN_PORT}"} if turn % 3 < 2 else set()
+            await scaled.observe(0.0)
+            assert (await scaled.condition())["reason"] == "Scaling"
+        assert await scaled.wanted() < before
+
+    in_virtual_time(run())
+
+
+def test_a_stuck_engine_is_seen_while_an_edit_adds_a_pod(in_virtual_time):
+    """The surplus of a Deployment that changes is the new pod, which does not count as stuck."""
+
+    async def run():
+        scaled = Scaled(minReplicas=3)
+        scaled.engine("old-2", stuck_since_s=0.0)
+        scaled.engine("new", "new", stuck_since_s=0.0)
+        await scaled.observe(0.1, times=31)
+        assert (await scaled.condition())["reason"] == "Unschedulable"
+
+    in_virtual_time(run())
+
+
 def test_while_one_of_two_gateways_is_silent_no_engine_goes_and_its_return_is_no_burst(in_virtual_time):
     async def run():
         scaled = Scaled()

@@ -71,6 +71,9 @@ class Observation:
 
     serves: bool
     """An engine of the new revision is ready."""
+    was_removed: bool = False
+    """Each engine of the new revision that had served was deleted, as an eviction or the removal of a node does it. That is
+    no fault of the revision."""
     crash: str | None = None
     """How an engine of the new revision ended since it first served; None = it did not."""
     old_serves: bool = True
@@ -116,7 +119,7 @@ def step(now: float, state: CanaryState, seen: Observation, settings: CanarySett
     if fault := side_by_side.fault(seen.new, seen.old, settings.limits):
         return _failed(now, state, f"{fault} (step {state.step + 1} of {len(settings.steps)})")
     if not seen.serves:
-        stops = state.stops + 1
+        stops = state.stops + (not seen.was_removed)
         if stops >= MOST_STOPS:
             where = f"step {state.step + 1} of {len(settings.steps)}"
             return _failed(now, state, f"its engine stopped serving {stops} times ({where})")
