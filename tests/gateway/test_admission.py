@@ -182,10 +182,11 @@ class DeadStore(SlowStore):
     """A store that does not answer until it is back."""
 
     is_back = False
+    error: type[store_contract.Unavailable] = store_contract.Unavailable
 
     async def spend(self, tenant: str, tokens: int, per_minute: int, *, used: bool = False) -> float:
         if not self.is_back:
-            raise store_contract.Unavailable("gone")
+            raise self.error("gone")
         return await super().spend(tenant, tokens, per_minute, used=used)
 
 
@@ -202,3 +203,18 @@ async def test_what_a_tenant_used_without_the_store_is_told_when_it_is_back() ->
     await tokens.book(small, 50)
     await tokens.book(small, 60)
     assert store.spent == [900, 50, 60]
+
+
+async def test_a_booking_that_was_not_sent_is_counted_here() -> None:
+    """Else the settlement would subtract it from what the tenant used before."""
+    store = DeadStore()
+    store.error = store_contract.NotSent
+    link = store_link.StoreLink(cast("store_contract.Store", store))
+    tokens = tenant_tokens.TenantTokens(link, clock=lambda: 0.0)
+    small = entitlements.Tenant(name="small", tokens_per_minute=1000)
+    await tokens.book(small, 700)
+    tokens.settle(small, used=100, booked=700)
+    await tokens.flush()
+    store.is_back, link.up = True, True
+    await tokens.book(small, 50)
+    assert store.spent == [100, 50]

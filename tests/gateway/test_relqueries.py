@@ -387,3 +387,22 @@ async def test_large_rows_of_a_tenant_go_one_by_one_and_those_that_wait_hold_no_
         await asyncio.sleep(0.1)
         lengths = sorted(len(body["messages"][0]["content"]) > 1000 for body in engine.bodies)
         assert lengths == [False, False, False, True]
+
+
+async def test_large_rows_that_try_again_get_the_place_before_the_next_row(
+    up: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No row starts beyond the floor, because all rows of the floor are under way and wait for the place."""
+    monkeypatch.setattr(relquery_runner, "LARGE_PROMPT_BYTES", 1000)
+    monkeypatch.setattr(relquery_runner, "PLACE_S", 0.1)
+    large = relquery_requests.body(8, stream=False)
+    large["rows"] = [dict.fromkeys(row, "x" * 2000) for row in large["rows"]]
+    async with (
+        fake_engine.engine(status=503) as engine,
+        up(engine, relqueries={"floor": 4, "attempts": 1000}, dispatch={"cap": 100}) as client,
+    ):
+        assert (await client.send("POST", PATH, json=large))[0] == 201
+        await until(lambda: client.gateway.placements.core.rows.rows >= 4)
+        await asyncio.sleep(1)
+        engine.status, before = 200, len(engine.bodies)
+        await until(lambda: len(engine.bodies) - before >= 8, within_s=60)

@@ -1,6 +1,7 @@
 """Looks at workflows that are watched: shared, and paced for each tenant."""
 
 import asyncio
+import functools
 import gc
 from collections import Counter
 
@@ -54,21 +55,53 @@ async def test_an_error_reaches_every_watcher_and_the_next_look_is_a_new_one() -
     assert await looks.look("w", None, well) == 1
 
 
-async def test_a_look_that_fails_after_its_watcher_has_gone_is_no_line_of_the_log() -> None:
+async def test_a_look_that_fails_as_its_watcher_goes_is_no_line_of_the_log() -> None:
     looks: workflow_looks.WorkflowLooks[int] = workflow_looks.WorkflowLooks()
     logged: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: logged.append(context))
-    failed = asyncio.Event()
+    watchers = list[asyncio.Task[int]]()
 
     async def look() -> int:
-        failed.set()
+        watchers[0].cancel()
         raise ValueError("no such workflow")
 
-    watcher = asyncio.create_task(looks.look("w", "t", look))
-    await asyncio.sleep(0)
-    watcher.cancel()
-    await failed.wait()
-    await asyncio.sleep(0)
-    del watcher  # asyncio tells of an error that nobody took when its task is forgotten
+    watchers.append(asyncio.create_task(looks.look("w", "t", look)))
+    with pytest.raises(asyncio.CancelledError):
+        await watchers[0]
+    watchers.clear()  # asyncio tells of an error that nobody took when its task is forgotten
     gc.collect()
     assert logged == []
+
+
+async def test_a_look_that_nobody_waits_for_any_more_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workflow_looks, "LOOKS_PER_S", 2.0)
+    looks: workflow_looks.WorkflowLooks[int] = workflow_looks.WorkflowLooks()
+    made = list[int]()
+
+    async def look(number: int) -> int:
+        made.append(number)
+        return number
+
+    before = asyncio.all_tasks()
+    for number in range(1000):
+        watcher = asyncio.create_task(looks.look(number, "t", functools.partial(look, number)))
+        if number % 2:
+            await asyncio.sleep(0)  # else it leaves before its task has run
+        watcher.cancel()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
+    assert len(made) <= 1
+    assert await asyncio.wait_for(looks.look("w", "t", functools.partial(look, -1)), timeout=30) == -1
+
+
+async def test_a_look_goes_on_while_one_of_its_watchers_waits() -> None:
+    looks: workflow_looks.WorkflowLooks[int] = workflow_looks.WorkflowLooks()
+
+    async def look() -> int:
+        return 1
+
+    first, second = (asyncio.create_task(looks.look("w", "t", look)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second == 1

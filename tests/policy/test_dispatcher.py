@@ -174,6 +174,17 @@ def test_a_call_that_waits_for_its_last_untried_engine_is_shed_when_the_engine_l
     assert (gate.waiting, gate.next_expiry_at_s()) == (0, None)
 
 
+def test_a_call_that_ends_while_it_waits_for_another_engine_waits_no_more() -> None:
+    """The first engine's rejection stands, because the client has cancelled the workflow meanwhile."""
+    gate = dispatcher(max_inflight=1)
+    gate.on_arrival(0.0, call("a"))
+    gate.on_arrival(0.0, call("b"))
+    assert gate.on_attempt_failed(0.1, CallId("a"), Failure.GONE) == []
+    assert gate.on_end(0.2, CallId("a"), ok=False) == []
+    assert gate.on_end(0.3, CallId("b")) == []
+    assert (gate.waiting, gate.next_expiry_at_s(), gate.owes("e0"), gate.owes("e1")) == (0, None, *2 * [NO_BACKLOG])
+
+
 def test_without_engines_a_call_is_shed_at_once() -> None:
     assert shed(dispatcher(engines=0).on_arrival(0.0, call("a"))) == [DropReason.NO_ENGINES]
 

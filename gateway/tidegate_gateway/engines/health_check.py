@@ -228,9 +228,8 @@ class HealthCheck:
         status, _ = await self._page("/health")
         if status != 200:
             return f"says {status} on /health"
-        _, page = await self._page("/metrics")
         before = health.load.generated
-        health.load = metrics_scrape.read(page)  # nothing is known after another status
+        health.load = await self._load()
         if before is not None and health.load.generated is not None and before != health.load.generated:
             if health.load.generated < before:
                 self._placements.on_engine_restarted(health.address.id)
@@ -241,6 +240,16 @@ class HealthCheck:
             if not health.listed:
                 health.models = ()
         return None if health.listed else "lists no models on /v1/models"
+
+    async def _load(self) -> metrics_scrape.Load:
+        """What the metrics of the engine tell; nothing is known without them."""
+        try:
+            async with asyncio.timeout(self._settings.timeout_s / 2):
+                _, page = await self._page("/metrics")
+        except OSError as error:
+            logger.debug("engine %s: /metrics: %s", self._health.address.id, error)
+            return metrics_scrape.Load()
+        return metrics_scrape.read(page)
 
     async def _page(self, path: str) -> tuple[int, bytes]:
         return await self._connections.page(self._health.address.url + path, most_bytes=metrics_scrape.MOST_BYTES)

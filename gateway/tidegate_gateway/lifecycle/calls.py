@@ -154,6 +154,8 @@ class Calls:
             if isinstance(error, error_table.Shed):
                 record.shed = True
                 self._metrics.shed.labels(error.reason.value).inc()
+        elif isinstance(error, Exception) and not isinstance(error, OSError):  # else the client hung up
+            record.outcome = record.failure = "internal_error"
         record.ended_at_s = self._clock()
         self._metrics.on_call(record)
         _log(record)

@@ -298,11 +298,13 @@ class Placements:
             self._act(self.core.on_cancel(self.clock(), placement.call.id))
 
     def _act(self, actions: list[core_actions.Action]) -> None:
-        are_many = len(actions) > loop_steps.ENDS_AT_ONCE
+        are_many, strays = len(actions) > loop_steps.ENDS_AT_ONCE, list[CallId]()
         for action in actions:
             placement = self._in_progress.get(action.call.id)
             if placement is None:
-                raise AssertionError(f"the gateway core acts on call {action.call.id!r}, which is not here")
+                logger.error("the gateway core acts on call %r, which is not here", action.call.id)
+                strays.append(action.call.id)
+                continue  # the other calls must get their actions
             match action:
                 case core_actions.Send():
                     if action.attempt > 1:
@@ -315,3 +317,5 @@ class Placements:
                         placement.shed(action.reason, action.retry_after_s)
                 case core_actions.GiveUp():
                     placement.give_up()
+        for call_id in strays:
+            self._act(self.core.on_cancel(self.clock(), call_id))

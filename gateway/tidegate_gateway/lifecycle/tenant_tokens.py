@@ -71,10 +71,16 @@ class TenantTokens:
             return 0.0
         if store is None or not self._link.up:
             return self._own.spend(self._clock(), tenant.name, tokens, per_minute, used=used)
+        untold = self._own.take(self._clock(), tenant.name, per_minute)
         try:
-            if untold := self._own.take(self._clock(), tenant.name, per_minute):
+            if untold:
                 await store.spend(tenant.name, untold, per_minute, used=True)
+                untold = 0
             return await store.spend(tenant.name, tokens, per_minute, used=used)
+        except store_contract.NotSent as error:
+            self._link.failed(error)
+            self._own.spend(self._clock(), tenant.name, untold, per_minute, used=True)
+            return self._own.spend(self._clock(), tenant.name, tokens, per_minute, used=used)
         except store_contract.Unavailable as error:
             self._link.failed(error)
             return 0.0

@@ -36,6 +36,9 @@ PAGE_ROWS = 64
 """Rows that are read at once."""
 LOOK_S = 0.05
 """Between two looks whether a row may start, if none has ended."""
+PLACE_S = 1.0
+"""For so long the next row of a relQuery keeps the place of its large prompt while it may not start. Rows that try again
+may wait for the same place, and no row starts before they end."""
 RENEWALS = 5
 """Renewals within a lease."""
 MOST_RENEW_S = 1.0
@@ -191,7 +194,8 @@ class RelQueryRunner:
             async for number, values in self._rows_left(store, running):
                 place = await self._room_for_prompt(running.record.tenant, self._prompt_bytes(spec, values))
                 try:
-                    await self._turn(running)
+                    while not await self._turn(running, within_s=None if place is None else PLACE_S):
+                        await _to_others(place)
                 except asyncio.CancelledError:
                     _give_back(place)
                     raise
@@ -199,13 +203,17 @@ class RelQueryRunner:
                 row.add_done_callback(functools.partial(self._row_ended, running, place))
                 await asyncio.sleep(0)  # one row for each turn of the event loop
 
-    async def _turn(self, running: Running) -> None:
-        """Waits until the next row of the relQuery may start; it counts as under way from then on."""
+    async def _turn(self, running: Running, *, within_s: float | None) -> bool:
+        """Waits until the next row of the relQuery may start; it counts as under way from then on. False if it may not
+        within this time."""
         running.turn = turn = asyncio.get_running_loop().create_future()
         self._core.rows.ask(running.id)
         self._give_turn()
         try:
-            await turn
+            await asyncio.wait({turn}, timeout=within_s)
+            if not turn.done():
+                self._core.rows.withdraw(running.id)
+            return turn.done()
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self._ended(running)  # the turn came at the same time
@@ -365,6 +373,13 @@ class RelQueryRunner:
 def _give_back(place: tenant_places.Place | None) -> None:
     if place is not None:
         place.give_back()
+
+
+async def _to_others(place: tenant_places.Place | None) -> None:
+    """Lets those that wait for the place go first."""
+    if place is not None:
+        place.give_back()
+        await place.take()
 
 
 def _has(finished: bytes, number: int) -> bool:

@@ -36,6 +36,10 @@ class Unavailable(StoreError):
     """The store does not answer."""
 
 
+class NotSent(Unavailable):
+    """The store has not got this command, because it did not answer the ones before it."""
+
+
 class Slow(Unavailable):
     """The store did not answer this command in time. It may answer others, so the store is not taken for down."""
 

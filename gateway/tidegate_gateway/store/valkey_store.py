@@ -220,7 +220,7 @@ class Valkey:
         try:
             return await sync()
         except store_contract.Slow as error:
-            self._turns.fail(functools.partial(store_contract.Unavailable, str(error)))
+            self._turns.fail(functools.partial(store_contract.NotSent, str(error)))
             raise
 
     async def leave(self) -> None:
@@ -315,7 +315,7 @@ class Valkey:
         except store_contract.Slow:
             raise
         except store_contract.Unavailable as error:
-            self._turns.fail(functools.partial(store_contract.Unavailable, str(error)))
+            self._turns.fail(functools.partial(store_contract.NotSent, str(error)))
             raise
 
     async def _checked(self, command: Any) -> Any:

@@ -17,7 +17,7 @@ class WorkflowLooks(Generic[T]):
     """The looks of one gateway."""
 
     def __init__(self) -> None:
-        self._pending: dict[Hashable, asyncio.Future[T]] = {}
+        self._pending: dict[Hashable, _Look[T]] = {}
         """Looks that have not begun."""
         self._pace = tenant_pace.TenantPace(LOOKS_PER_S)
 
@@ -25,17 +25,36 @@ class WorkflowLooks(Generic[T]):
         """What `look` finds, or a look at the same thing that begins later than this call. Raises what `look` raises."""
         pending = self._pending.get(what)
         if pending is None:
-            pending = self._pending[what] = asyncio.ensure_future(self._in_turn(what, tenant, look))
-            pending.add_done_callback(_taken)  # its watchers may have gone
-        return await asyncio.shield(pending)
+            task = asyncio.ensure_future(self._in_turn(what, tenant, look))
+            task.add_done_callback(_taken)
+            pending = self._pending[what] = _Look(task)
+        pending.watchers += 1
+        try:
+            return await asyncio.shield(pending.task)
+        finally:
+            pending.watchers -= 1
+            if not pending.watchers:  # nobody wants to know any more, unless the look has ended
+                self._begun(what, pending)
+                pending.task.cancel()
 
     async def _in_turn(self, what: Hashable, tenant: str | None, look: Callable[[], Awaitable[T]]) -> T:
-        try:
-            await self._pace.spend(tenant, 1)
-            await asyncio.sleep(0)  # further watchers may join
-        finally:
-            del self._pending[what]
+        await self._pace.spend(tenant, 1)
+        await asyncio.sleep(0)  # further watchers may join
+        self._begun(what, self._pending[what])
         return await look()
+
+    def _begun(self, what: Hashable, look: "_Look[T]") -> None:
+        """Nobody joins this look any more."""
+        if self._pending.get(what) is look:
+            del self._pending[what]
+
+
+class _Look(Generic[T]):
+    """A look, and those who wait for it."""
+
+    def __init__(self, task: "asyncio.Task[T]") -> None:
+        self.task = task
+        self.watchers = 0
 
 
 def _taken(ended: "asyncio.Future[T]") -> None:

@@ -219,16 +219,16 @@ class Dispatcher:
         return self.pump(now)
 
     def on_end(self, now: float, call_id: CallId, *, ok: bool = True) -> list[Action]:
-        """The call's last token came (`ok`), or it failed for good. An unknown id is ignored (a late echo of a cancel)."""
+        """The call's last token came (`ok`), or it failed for good; it may wait for another engine then. An unknown id is
+        ignored (a late echo of a cancel)."""
+        item = self._take_out(now, call_id)
+        if item is not None:
+            self._forget(item.call)
         self._settle(now, call_id, ok=ok)
         return self.pump(now)
 
     def on_cancel(self, now: float, call_id: CallId) -> list[Action]:
         """The client went away."""
-        item = self._take_out(now, call_id)
-        if item is not None:
-            self._forget(item.call)
-            return self.pump(now)
         return self.on_end(now, call_id, ok=False)
 
     def on_workflow_end(self, now: float, workflow: WorkflowId) -> list[Action]:

@@ -67,8 +67,10 @@ function operations.sync()
   end
   -- Cancelled since the last exchange: a little overlap costs nothing, a gap would lose one. When there are more than fit,
   -- the next exchange goes on from the last one of this answer.
+  -- A gateway that has just started has no older calls.
   local ids, since_ms = {}, now_ms - 2000
-  local found = redis.call('ZRANGEBYSCORE', cancelled, args.since_ms, '+inf', 'WITHSCORES', 'LIMIT', 0, args.most)
+  local first_ms = args.since_ms > 0 and args.since_ms or since_ms
+  local found = redis.call('ZRANGEBYSCORE', cancelled, first_ms, '+inf', 'WITHSCORES', 'LIMIT', 0, args.most)
   for i = 1, #found, 2 do ids[#ids + 1] = found[i] end
   if #ids == args.most then since_ms = tonumber(found[#found]) end
   return cjson.encode({
