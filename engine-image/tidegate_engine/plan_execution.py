@@ -1,7 +1,8 @@
 """Carries out the plans of the engine core inside vLLM's scheduler, by vLLM's own means.
 
 - Bounds: `max_num_scheduled_tokens`, `max_num_active_reqs` and `long_prefill_token_threshold`.
-- Preemption: vLLM's `_preempt_request`; the call can resume in the same step.
+- Preemption: vLLM's `_preempt_request`; the call can resume in the same step. Where a KV connector loads blocks, vLLM frees
+  none that a step in flight may still write. Such a call pauses until no step in flight has it.
 - Pause: `next_decode_eligible_step`; the request keeps its KV blocks and computes nothing in this step.
 - Held contexts: `block_pool.touch` on the cached blocks of a request that ends, `free_blocks` when the hold is over.
 - Memory: when vLLM cannot allocate blocks, held contexts yield first. When vLLM then asks for its policy, to choose the
@@ -65,6 +66,8 @@ class PlanExecution:
         self._clock = clock
         self._held: dict[CallId, list[Any]] = {}
         """The blocks of each held context, in the order of the prompt."""
+        self._yielding: list[CallId] = []
+        """The calls that pause until they can be preempted."""
         self._own_priority: dict[str, tuple[Request, int]] = {}
         """The requests whose `priority` is a place in the order of yielding now, with their own number."""
         self._stepping = False
@@ -136,8 +139,8 @@ class PlanExecution:
 
     def _carry_out(self, plan: StepPlan) -> None:
         scheduler = self._scheduler
-        for call_id in plan.preempt:
-            self._preempt(call_id)
+        # While calls of an earlier plan pause for it, a plan would preempt others in their place.
+        self._yielding = [call_id for call_id in self._yielding or plan.preempt if not self._preempt(call_id)]
         scheduler.max_num_scheduled_tokens = plan.max_step_tokens
         scheduler.max_num_active_reqs = plan.max_running
         if plan.max_starts is not None:
@@ -148,23 +151,25 @@ class PlanExecution:
             self._own_call_tokens = own, scheduler.adaptive_long_prefill_threshold
             scheduler.scheduler_config.long_prefill_token_threshold = min(plan.max_call_tokens, own or sys.maxsize)
             scheduler.adaptive_long_prefill_threshold = False
-        for call_id in plan.paused:
+        for call_id in (*self._yielding, *plan.paused):
             request = scheduler.requests.get(call_id)
             # vLLM counts the adapters of the calls that compute. Beside one that pauses it would start one too many.
             if request is not None and not (scheduler.lora_config and request.lora_request):
                 eligible = scheduler.current_step + 2  # `schedule` counts the step first
                 request.next_decode_eligible_step = max(request.next_decode_eligible_step, eligible)
 
-    def _preempt(self, call_id: CallId) -> None:
-        """Preempts a running request by vLLM's own method."""
+    def _preempt(self, call_id: CallId) -> bool:
+        """Preempts a running request by vLLM's own method; False if it must pause before."""
         scheduler = self._scheduler
         request = scheduler.requests.get(call_id)
         if request is None or request.status != RequestStatus.RUNNING or request not in scheduler.running:
-            return
-        if scheduler._request_blocks_can_be_freed(request):
-            scheduler.running.remove(request)
-            scheduler._preempt_request(request, time.monotonic(), drop_stale_output=True)
-            scheduler.prev_step_scheduled_req_ids.discard(call_id)  # it may resume in this step
+            return True
+        if not scheduler._request_blocks_can_be_freed(request):
+            return bool(scheduler.lora_config and request.lora_request)  # such a request cannot pause
+        scheduler.running.remove(request)
+        scheduler._preempt_request(request, time.monotonic(), drop_stale_output=True)
+        scheduler.prev_step_scheduled_req_ids.discard(call_id)  # it may resume in this step
+        return True
 
     def _allocate(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """vLLM's `allocate_slots`. If there is no memory, held contexts yield (AugServe eq 31 with gamma = 1)."""

@@ -46,12 +46,19 @@ class VllmProbe:
         return int(pool.get_num_free_blocks() * self._scheduler.block_size)
 
     def cached_tokens(self, call_id: CallId) -> int:
-        return self._hit(call_id)[1]
+        return max(self._hit(call_id)[1], self._own_tokens(call_id))
 
     def shared_tokens(self, call_id: CallId) -> int:
         """A call that has a block has the blocks before it too. Of several cache groups the one with the fewest counts."""
         kept = (itertools.takewhile(_is_held, group) for group in self._hit(call_id)[0])
-        return min((sum(1 for _ in group) for group in kept), default=0) * int(self._scheduler.block_size)
+        shared = min((sum(1 for _ in group) for group in kept), default=0) * int(self._scheduler.block_size)
+        return max(shared, self._own_tokens(call_id))
+
+    def _own_tokens(self, call_id: CallId) -> int:
+        """Tokens whose KV a waiting request has itself: a session does between its inputs, and a request whose KV was
+        loaded. The prefix cache does not know loaded blocks before the request starts."""
+        request = self._scheduler.requests.get(call_id)
+        return 0 if request is None else int(request.num_computed_tokens)
 
     def _hit(self, call_id: CallId) -> tuple[Sequence[Sequence[Any]], int]:
         """The leading blocks of a request that the prefix cache holds, by cache group, and their tokens."""

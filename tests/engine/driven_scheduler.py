@@ -30,11 +30,19 @@ class Driven:
 
     def step(self):
         """One step; returns the calls that got tokens."""
+        output, produced = self.begin()
+        self.end(output, produced)
+        return list(output.num_scheduled_tokens)
+
+    def begin(self):
+        """Schedules a step; returns its output, and the calls that produce a token."""
         output = self.scheduler.schedule()
-        produced = engine.producing(output, self.scheduler.requests)
+        return output, engine.producing(output, self.scheduler.requests)
+
+    def end(self, output, produced):
+        """The device has computed the step."""
         self.clock.now_s += 1.0
         self.scheduler.update_from_output(output, engine.forward(output, produced, self.scheduler.requests, self.ends))
-        return list(output.num_scheduled_tokens)
 
     def running(self):
         return [request.request_id for request in self.scheduler.running]

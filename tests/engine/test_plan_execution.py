@@ -71,6 +71,28 @@ def test_a_waiting_call_takes_the_place_of_a_running_call_in_the_same_step(sched
     assert driven.scheduler.state().preemptions == 1
 
 
+def test_a_call_whose_blocks_a_step_in_flight_may_write_pauses_and_is_preempted_then():
+    """So it is with a KV connector and steps ahead of the device."""
+    one_place = replace(SMALL, max_batch=1)
+    preempts = REGULATORS["slot-preemption"]()
+    driven = Driven(one_place, policy="priority", regulators=[preempts], scheduler=TidegateAsyncScheduler)
+    driven.scheduler.defer_block_free = True
+    driven.add("patient", output=40, urgency=4)
+    flight = [driven.begin()]
+    for _ in range(3):
+        flight.append(driven.begin())
+        driven.end(*flight.pop(0))
+    driven.add("urgent", output=2, urgency=0)
+    steps = []
+    while driven.scheduler.has_requests():
+        flight.append(driven.begin())
+        steps.append(list(flight[-1][0].num_scheduled_tokens))
+        driven.end(*flight.pop(0))
+    assert steps.index(["urgent"]) <= 3
+    assert driven.scheduler.state().preemptions == 1
+    assert sum(names == ["patient"] for names in steps) >= 30, "it goes on when the other has ended"
+
+
 @pytest.mark.parametrize("scheduler", CLASSES)
 def test_a_waiting_call_takes_the_memory_of_running_calls_in_the_same_step(scheduler):
     driven = Driven(policy="priority", limits=SMALL, regulators=[REGULATORS["slot-preemption"]()], scheduler=scheduler)

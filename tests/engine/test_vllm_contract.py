@@ -27,6 +27,7 @@ FEATURES = {
     "LoRA limits": ("loras", "aborts"),
     "connector": ("connector", "aborts"),
     "connector and resets": ("connector", "resets", "aborts"),
+    "connector and deferred frees": ("connector", "deferred frees", "aborts"),
     "drafts": ("drafts", "aborts"),
     "resets": ("resets", "aborts"),
     "pauses": ("pauses", "aborts"),

@@ -133,6 +133,18 @@ def test_the_preemption_of_a_call_frees_the_tokens_that_only_it_holds():
     assert found == [48, 96, 352, 304]
 
 
+def test_a_session_that_waits_holds_the_tokens_that_it_has_computed():
+    """Also where the prefix cache does not know them."""
+    driven = Driven(PLACES)
+    driven.ends["session"] = 1
+    driven.scheduler.add_request(vllm_histories.made("session", 20, arrival_s=1.0, resumable=True))
+    driven.step()
+    probe = VllmProbe(driven.scheduler)
+    held = driven.scheduler.requests["session"].num_computed_tokens
+    assert held >= 20
+    assert probe.cached_tokens("session") == probe.shared_tokens("session") == held
+
+
 def test_the_memory_of_a_cached_prefix_is_in_use_only_while_a_call_keeps_it():
     driven = Driven(replace(PLACES, max_step_tokens=2048))
     probe = VllmProbe(driven.scheduler)

@@ -114,6 +114,7 @@ def build(scheduler_class, *, features=(), limits=TIGHT, seed=0, scheduling="fcf
         scheduler.lora_config = LoRAConfig(max_loras=1)
     if "connector" in features:
         scheduler.connector = Connector(seed)
+    scheduler.defer_block_free = "deferred frees" in features
     return scheduler
 
 

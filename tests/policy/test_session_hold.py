@@ -87,3 +87,12 @@ def test_a_call_of_another_tenant_with_the_same_session_name_uses_no_held_contex
     assert holds.on_used([stranger.id]) == []
     holds.on_arrival(0.2, replace(ours, id=CallId("back")))
     assert holds.on_used([CallId("back")]) == [ours.id]
+
+
+def test_of_two_calls_of_a_session_that_end_one_after_the_other_the_last_is_held() -> None:
+    holds = made()
+    returned(holds, 0.5, replace(CALL, tool_s=None))
+    for name in ("first", "last"):
+        assert ended(holds, 50_000.0, replace(CALL, id=CallId(name), tool_s=0.1)) is Handling.PRESERVE
+    assert holds.expired(50_000.0) == ["first"]
+    assert holds.held_tokens == 4100

@@ -21,6 +21,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.kv: dict[CallId, int] = {}
+        self.reserved = 0
         self.core = engine_core.EngineCore(0.0, cost=COST, limits=LIMITS, policy="fcfs", probe=self)
 
     def kv_tokens(self, call_id: CallId) -> int:
@@ -36,7 +37,7 @@ class Engine:
         return 0
 
     def reserved_places(self) -> int:
-        return 0
+        return self.reserved
 
     def cached_tokens(self, call_id: CallId) -> int:
         return 0
@@ -196,3 +197,20 @@ def test_as_many_such_prompts_start_in_a_step_as_it_computes(tokens: int, starts
     plan = engine.plan()
     assert plan.max_running == 1 + min(starts, CHUNK // tokens or 1)
     assert plan.max_step_tokens == CHUNK + 1
+
+
+@pytest.mark.parametrize("decodes", [0, 1])
+def test_such_a_prompt_starts_beside_a_session_that_keeps_a_place(decodes: int) -> None:
+    engine = Engine()
+    engine.reserved = 1
+    for number in range(decodes):
+        engine.decodes(f"honest-{number}")
+    engine.waits("flood", yields=True)
+    assert engine.plan().max_running == decodes + engine.reserved + 1
+
+
+def test_an_operators_bound_leaves_a_place_beside_the_sessions_that_keep_theirs() -> None:
+    engine = Engine()
+    engine.reserved = 3
+    engine.core.set_controls(max_running=2, max_step_tokens=None)
+    assert engine.plan().max_running == 4

@@ -1,8 +1,8 @@
 """Keeps a plan within the engine's limits and above the floors without which an engine would stall.
 
 Four floors hold. Each running call gets the tokens of one decode. A waiting call that may start finds the tokens that it
-needs, also within the bound of one call. An engine in which no call runs may start at least one. A plan does not pause all
-calls that run.
+needs, also within the bound of one call. An engine in which no call runs may start at least one, also beside sessions that
+keep places while they wait for input. A plan does not pause all calls that run.
 """
 
 from tidegate_policy.engine.step import EngineLimits, StepPlan
@@ -23,9 +23,10 @@ def token_bound(limits: EngineLimits, wanted: int, *, max_running: int, running:
     return min(max(wanted or limits.max_step_tokens, decodes, last_start), limits.max_step_tokens)
 
 
-def safe(plan: StepPlan, limits: EngineLimits, *, running: int) -> StepPlan:
-    """The plan, moved into the bounds. `running` calls run before the plan's preemptions."""
-    max_running = running_bound(limits, max(plan.max_running, 1))
+def safe(plan: StepPlan, limits: EngineLimits, *, running: int, reserved: int = 0) -> StepPlan:
+    """The plan, moved into the bounds. `running` calls run before the plan's preemptions, and `reserved` sessions keep a
+    place of the batch while they wait for input."""
+    max_running = running_bound(limits, max(plan.max_running, 1 + reserved))
     max_step_tokens = token_bound(limits, max(plan.max_step_tokens, 1), max_running=max_running, running=running)
     active = running - len(plan.preempt) - len(plan.paused.difference(plan.preempt))
     starts = plan.max_starts

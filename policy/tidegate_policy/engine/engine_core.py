@@ -278,7 +278,7 @@ class EngineCore:
         if plan is self._unbounded:
             return plan  # it is within all bounds
         plan = plan.at_most(running=outer.max_running, step_tokens=outer.max_step_tokens)
-        return bounds.safe(plan, self.limits, running=engine.running_count)
+        return bounds.safe(plan, self.limits, running=engine.running_count, reserved=engine.reserved_places)
 
     # Memory: which calls yield it, and which contexts are held.
 
@@ -494,4 +494,4 @@ class EngineCore:
             max_running=wanted.max_running or self.limits.max_running,
             max_step_tokens=wanted.max_step_tokens or self.limits.max_step_tokens,
         )
-        return bounds.safe(plan, self.limits, running=self.running)
+        return bounds.safe(plan, self.limits, running=self.running, reserved=self._probe.reserved_places())

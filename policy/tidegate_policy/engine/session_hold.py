@@ -166,6 +166,8 @@ class SessionHolds:
             return Handling.DISCARD
         if best is Handling.PRESERVE:
             self._holds[call.id] = _Hold(session=session, tokens=context_tokens, until_s=now + limit_s)
+            if (before := self._of_session.get(session)) is not None:
+                self._holds[before].until_s = now  # two calls of the session ended one after the other
             self._of_session[session] = call.id
             self.held_tokens += context_tokens
         return best

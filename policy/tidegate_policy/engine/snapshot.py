@@ -282,10 +282,11 @@ class EngineSnapshot:
 
     def places(self, plan: StepPlan) -> int:
         """Places in the batch for waiting calls; a negative number means that calls must leave first."""
-        return plan.max_running - self.running_count - self._reserved_places + len(plan.preempt)
+        return plan.max_running - self.running_count - self.reserved_places + len(plan.preempt)
 
     @kept
-    def _reserved_places(self) -> int:
+    def reserved_places(self) -> int:
+        """Places of the batch that sessions keep while they wait for more input."""
         return self._probe.reserved_places()
 
     @kept

@@ -58,7 +58,7 @@ class YieldingPrompts(Memoryless):
         tokens = chunk + engine.decode_tokens
         if not yielding:  # a call that starts now comes behind all prompts that are partly computed
             tokens += computing
-        return plan.at_most(running=engine.running_count + starts, step_tokens=tokens)
+        return plan.at_most(running=engine.running_count + engine.reserved_places + starts, step_tokens=tokens)
 
 
 def _starts(engine: EngineSnapshot, first: Sequence[QueuedRequest], chunk: int) -> int:
