@@ -144,6 +144,8 @@ class Controller:
             self._settled.pop(key, None)
             return None
         body = await self._cache.pool(*key)
+        if body is not None and "deletionTimestamp" in body["metadata"]:
+            return None  # its parts have its deletion in their owner references
         if body is not None and self._rules.is_foreign(body):
             await self._leave(body)
             return None
@@ -209,7 +211,10 @@ class Controller:
         delay_s = await paced.work(key)
         if delay_s is None:
             paced.pools.discard(key)
-            if await self._cache.pool(*key) is not None:  # a pool of this name appeared meanwhile
+            body = await self._cache.pool(*key)
+            if (
+                body is not None and "deletionTimestamp" not in body["metadata"]
+            ):  # a pool of this name appeared meanwhile
                 self._wake(key)
             return None
         following = paced.silent if paced.is_silent(key) else paced.queue

@@ -128,6 +128,7 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
         if 0 < scaled.missed < MISSED:
             return PERIOD_S  # the next answers report this time too
         if not seen:
+            scaled.state = autoscaler.unseen(now.timestamp(), scaled.state)
             scaled.stated = scale_status.of_decision(
                 body.get("status", {}), pool, scaled.state, {}, taken, now, trouble=scale_status.silence()
             )
@@ -214,6 +215,7 @@ class PoolScaling(pool_driver.PoolDriver[Admin, _Scaled]):
         stated = scale_status.decided(status)
         if known is not None and known.uid == body["metadata"]["uid"]:
             stated = known.stated  # the last decision may not have come back yet
+            known.state = autoscaler.unseen(self._clock().timestamp(), known.state)
         if stated:
             generation, now = body["metadata"]["generation"], self._clock()
             await self._persist(body, scale_status.with_invalid_spec(status, stated, generation=generation, now=now))

@@ -61,6 +61,10 @@ REFUSED = [
     ("logprobs", {"logprobs": "1000000"}),
     ("top_logprobs", {"top_logprobs": 21}),
     ("prompt_logprobs", {"prompt_logprobs": -1}),
+    ("logprob_token_ids", {"logprob_token_ids": [1] * 21}),
+    ("prompt_logprob_token_ids", {"prompt_logprob_token_ids": [[1]] * 21}),
+    ("stream_interval", {"stream_interval": 1_000_000}),
+    ("stream_interval", {"stream_interval": True}),
     ("stop", {"stop": ["x"] * 100_000}),
     ("stop", {"stop": "x" * 5000}),
     ("stop", {"stop": [1]}),
@@ -136,10 +140,11 @@ async def test_fields_of_openai_and_unknown_ones_pass_unchanged(up: Any) -> None
 
 async def test_the_arguments_of_vllm_carry_no_field_of_the_gateway(up: Any) -> None:
     async with fake_engine.engine() as engine, up(engine, store=False) as client:
-        given = {"kv_transfer_params": "x", "tg.urgency": 0, "mine": 1}
-        assert (await client.ask(vllm_xargs=given))[0] == 200
+        knobs = {"kv_transfer_params": "x", "ec_transfer_params": {"peer_host": "x"}, "kv_cache_report_mode": "full"}
+        given = {**knobs, "tg.urgency": 0, "mine": 1}
+        assert (await client.ask(vllm_xargs=given, **knobs))[0] == 200
         arguments = engine.bodies[0]["vllm_xargs"]
-        assert (arguments["mine"], "kv_transfer_params" in arguments) == (1, False)
+        assert (arguments["mine"], {*knobs} & {*arguments, *engine.bodies[0]}) == (1, set())
         assert arguments["tg.urgency"] != 0
 
 

@@ -99,3 +99,14 @@ async def test_a_wrong_division_is_a_bad_request(up: Any, body: Any) -> None:
         assert status == 400
         assert answer["error"]["message"]
         assert client.state()["rollout"] is None
+
+
+async def test_a_client_that_makes_up_classes_makes_few_counts(up: Any) -> None:
+    async with fake_engine.engine() as old, fake_engine.engine() as new, up(*pair(old, new)) as client:
+        await divide(client, {"engines": ["new"], "weight": 0})
+        for number in range(200):
+            body = {"model": "fake", "prompt": "x", "max_tokens": 1}
+            headers = {"x-tidegate-class": f"made-up-{number}", "x-tidegate-deadline-ms": "60000"}
+            async with client.http.post(client.url + "/v1/completions", json=body, headers=headers) as response:
+                assert response.status == 200
+        assert 1 <= len(service(client)["old"]["targets"]) <= 110, "200 names were sent"

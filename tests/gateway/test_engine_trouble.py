@@ -236,6 +236,12 @@ async def test_a_stream_that_stalls_ends_with_an_error_event(up: Any, until: Any
         await until(lambda: engine.running == 0)
 
 
+async def test_a_stream_that_hides_what_the_model_thinks_may_be_silent_for_as_long_as_a_whole_answer(up: Any) -> None:
+    async with fake_engine.engine(token_s=0.5) as engine, up(engine, timeouts={"nextToken": "100ms"}) as client:
+        assert (await stream(client, include_reasoning=False, max_tokens=3))[-1] == "[DONE]"
+        assert (await stream(client, max_tokens=3))[-2]["error"]["code"] == "engine_timeout"
+
+
 async def test_a_stream_that_breaks_off_ends_with_an_error_event_and_no_spliced_tokens(up: Any) -> None:
     async with (
         fake_engine.engine(break_after=2) as bad,

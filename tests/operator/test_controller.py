@@ -86,6 +86,43 @@ def pool(name):
     return {**body, "metadata": {"namespace": "prod", "name": name, "uid": name, "generation": 1}}
 
 
+class Leaving:
+    """Drivers of a pool that is being deleted; each counts the looks at it."""
+
+    def __init__(self):
+        self.looks = 0
+
+    async def look(self, key):
+        self.looks += 1
+
+    steer = scale = test = look
+
+    def is_silent(self, key):
+        return False
+
+    async def close(self):
+        return None
+
+
+def test_a_pool_that_waits_for_its_deletion_costs_nothing(in_virtual_time):
+    """A foreground deletion keeps the pool until its engines have drained."""
+    leaving = pool("leaving")
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:00Z"
+    drivers = Leaving()
+
+    async def run():
+        cache = watch_cache.WatchCache()
+        controlling = controller.Controller(NoApi(), cache, conftest.RULES, drivers, drivers, drivers, resync_s=3600)
+        controlling.on_pool("ADDED", leaving)
+        await cache.refresh(("prod", "leaving"), cache)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(300):
+                await controlling.run()
+
+    in_virtual_time(run())
+    assert drivers.looks <= 3
+
+
 class Emptied:
     """An API server on which all pools were deleted while no watch ran."""
 

@@ -277,3 +277,20 @@ def test_a_wall_clock_that_is_wrong_makes_no_pending_pod_old(in_virtual_time):
         assert (await scaled.condition())["reason"] == "Unschedulable", "it has waited for 300 s"
 
     in_virtual_time(run())
+
+
+def test_after_the_silence_of_all_gateways_the_window_begins_anew(in_virtual_time):
+    async def run():
+        scaled = Scaled()
+        await scaled.observe(4.0, times=12)
+        await scaled.observe(0.0, times=3)
+        before = await scaled.wanted()
+        scaled.gateways.silent = {f"{address}:{child_metadata.ADMIN_PORT}" for address in GATEWAYS}
+        await scaled.observe(0.0, times=90)
+        assert (await scaled.condition())["reason"] == "GatewaysSilent"
+        scaled.gateways.silent = set()
+        for _ in range(3):
+            await scaled.observe(0.0)
+            assert await scaled.wanted() == before, "the gateways have just begun to count"
+
+    in_virtual_time(run())

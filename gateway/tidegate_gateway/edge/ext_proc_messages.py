@@ -31,6 +31,8 @@ KEPT = frozenset(
 """Headers of a client that engines see. All others stop here, as at the HTTP port: among them are keys, cookies, forged
 destinations, and headers by which vLLM orders calls."""
 
+KEPT_NAMES = 2048
+"""Characters of the names of removed headers whose message is kept. Clients choose some of the names."""
 GO_ON = ext_proc_pb2.ProcessingResponse(request_headers=ext_proc_pb2.HeadersResponse()).SerializeToString()
 """The answer to the headers of a request whose body follows."""
 TRAILERS_GO_ON = ext_proc_pb2.ProcessingResponse(request_trailers=ext_proc_pb2.TrailersResponse()).SerializeToString()
@@ -183,8 +185,12 @@ def _key(name: str) -> bytes:
     return ext_proc_pb2.HeaderValue(key=name).SerializeToString()
 
 
-@functools.lru_cache(maxsize=1024)
 def _removal(names: tuple[str, ...]) -> bytes:
+    return _kept_removal(names) if sum(map(len, names)) <= KEPT_NAMES else _kept_removal.__wrapped__(names)
+
+
+@functools.lru_cache(maxsize=1024)
+def _kept_removal(names: tuple[str, ...]) -> bytes:
     return ext_proc_pb2.HeaderMutation(remove_headers=names).SerializeToString()
 
 

@@ -72,6 +72,9 @@ class PortEncryption:
         while True:
             try:
                 contexts = {protocol: _context(chain, key, protocol) for protocol in PROTOCOLS}
+                expires_at_s = min(
+                    each.not_valid_after_utc.timestamp() for each in x509.load_pem_x509_certificates(files[0])
+                )
             except (ssl.SSLError, ValueError, OSError) as error:
                 raise BadSettings(
                     "tls.certFile and tls.keyFile must be a certificate chain and its key without a password, in PEM:"
@@ -82,9 +85,7 @@ class PortEncryption:
                 break  # they were not replaced while they were read
         if self._contexts:
             logger.info("the certificate of the client ports has changed")
-        self._contexts, self._files = contexts, files
-        chain_of = x509.load_pem_x509_certificates(files[0])
-        self.expires_at_s = min(each.not_valid_after_utc.timestamp() for each in chain_of)
+        self._contexts, self._files, self.expires_at_s = contexts, files, expires_at_s
 
 
 def _context(chain: str, key: str, protocol: Protocol) -> ssl.SSLContext:

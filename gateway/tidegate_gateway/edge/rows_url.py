@@ -47,7 +47,10 @@ def allowed(url: object, bounds: gateway_settings.RelQueries) -> str:
         sentence = "rows_url must be an address such as https://host/path.csv, without user and query"
         raise BadRequest(sentence, param="rows_url")
     path = url.split("/", 3)[3].lower()
-    dots = any(segment.replace("%2e", ".") in (".", "..") for segment in path.replace("%2f", "/").split("/"))
+    for escaped, character in (("%2e", "."), ("%2f", "/"), ("%5c", "/"), ("%3b", ";")):
+        path = path.replace(escaped, character)
+    # Some servers take what follows a semicolon for parameters of the segment.
+    dots = any(segment.partition(";")[0] in (".", "..") for segment in path.replace("\\", "/").split("/"))
     if dots or not url.startswith(bounds.rows_urls):
         raise BadRequest(
             "rows_url is not among the addresses that this gateway may fetch (relqueries.rowsUrls in its settings)",

@@ -49,7 +49,10 @@ class Relay:
         self._reply: engine_client.Reply | None = None
         self._report_at_tokens = PROGRESS_TOKENS
         self._loop = asyncio.get_running_loop()
-        self._token_left_s = timeouts.next_token_s
+        self._hides_tokens = admitted.request.body.get("include_reasoning") is False
+        """The engine sends nothing of what a model thinks, so a stream may be silent for long."""
+        self._next_token_s = timeouts.answer_s if self._hides_tokens else timeouts.next_token_s
+        self._token_left_s = self._next_token_s
         """For the next token. A client that takes long to read a block takes none of it."""
         self._ended = False
 
@@ -69,7 +72,7 @@ class Relay:
         if reply.meter.done:
             return b""
         tokens = reply.meter.tokens
-        limit_s, began_s = self._timeouts.next_token_s, self._loop.time()
+        limit_s, began_s = self._next_token_s, self._loop.time()
         try:
             block = await self._within(self._token_left_s, reply.next_block(), "sent no token", of_s=limit_s)
         except error_table.GatewayError as error:
@@ -158,7 +161,7 @@ class Relay:
             headers["traceparent"] = self._traceparent
         opening = self._client.open(self._directory.url(decision.engine), request, body, headers)
         first_s = watchdog.first_token_s(timeouts, decision)
-        if request.stream:
+        if request.stream and not self._hides_tokens:
             return await self._within(first_s, opening, "did not begin its answer")
         most_s = max(first_s, timeouts.answer_s)
         latest_at_s = self._loop.time() + most_s

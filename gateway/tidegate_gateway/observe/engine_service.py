@@ -64,8 +64,8 @@ class EngineService:
             tally.calls += 1
             tally.errors += not ok
 
-    def on_call(self, record: call_record.CallRecord, outcome: recent_service.Outcome | None) -> None:
-        """A call ended; `outcome` is None for a call without a target."""
+    def on_call(self, record: call_record.CallRecord, slo_class: str, outcome: recent_service.Outcome | None) -> None:
+        """A call of a class ended; `outcome` is None for a call without a target. The names of classes are bounded."""
         if not self.counts or record.engine is None or record.call is None:
             return
         tally = self.of(record.engine)
@@ -75,7 +75,7 @@ class EngineService:
         elif record.outcome == "ok":
             _count_times(tally, record, record.tokens / record.call.sequences)
         if outcome is not None and outcome != "shed":
-            targets = tally.targets.setdefault(record.call.slo_class, [0, 0])
+            targets = tally.targets.setdefault(slo_class, [0, 0])
             targets[0] += 1
             targets[1] += outcome != "met"
 

@@ -259,7 +259,7 @@ class Metrics:
         if outcome is not None:
             slo_class.count_target(outcome)
             self._tenant_slo_calls_of[tenant, outcome].inc()
-        self.engines.on_call(record, outcome)
+        self.engines.on_call(record, slo_class.name, outcome)
         finished_at_s = record.finished_at_s if record.outcome == "ok" else None
         self.service.add(
             record.arrived_at_s if record.ended_at_s is None else record.ended_at_s,

@@ -21,7 +21,7 @@ def read_size(body: Mapping[str, Any], most_choices: int) -> endpoint.RequestSiz
         raise BadRequest("messages must be a list with at least one message", param="messages")
     if len(messages) > MOST_MESSAGES:
         raise BadRequest(f"messages must be a list of at most {MOST_MESSAGES} messages", param="messages")
-    characters, media = tool_calls.characters_of_tools(body), 0
+    characters, media = tool_calls.characters_of_fields(body), 0
     for i, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise BadRequest(f"messages[{i}] must be an object with a role", param=f"messages[{i}]")

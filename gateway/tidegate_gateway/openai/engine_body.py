@@ -17,7 +17,16 @@ PRIORITY_EPOCH_S = 1_767_225_600.0
 """2026-01-01: `priority` is the latest start in milliseconds since then, so that all gateways agree on it."""
 MOST_PRIORITY = 2.0**53
 """A larger number would not keep its value in JSON."""
-ENGINE_KNOBS = ("priority", "request_id", "kv_transfer_params", "kv_hints", "session_id", "data_parallel_rank")
+ENGINE_KNOBS = (
+    "priority",
+    "request_id",
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "kv_hints",
+    "kv_cache_report_mode",
+    "session_id",
+    "data_parallel_rank",
+)
 """Body fields that address the engine behind the gateway; the gateway removes them from a client's body."""
 
 MERGED = ("vllm_xargs", "stream_options")

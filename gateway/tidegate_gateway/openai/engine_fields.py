@@ -16,6 +16,8 @@ from tidegate_policy.admit import entitlements
 
 LEAST_INTEGER, MOST_INTEGER = -(2**63), 2**63 - 1
 MOST_LOGPROBS = 20
+MOST_STREAM_INTERVAL = 64
+"""Tokens in one block of a stream. With more, an engine that generates would seem to have stopped."""
 MOST_STOPS, LONGEST_STOP = 64, 1024
 MOST_TOKEN_IDS = 1024
 """Ids in `stop_token_ids` and the like, and entries of `bad_words`."""
@@ -105,6 +107,16 @@ def _token_ids(name: str, value: Any, allowed: Allowed) -> None:
     if not isinstance(value, list) or len(value) > MOST_TOKEN_IDS:
         raise BadRequest(f"{name} must be a list of at most {MOST_TOKEN_IDS} entries", param=name)
     _any(name, value, allowed)
+
+
+def _logprob_token_ids(name: str, value: Any, allowed: Allowed) -> None:
+    if not isinstance(value, list) or len(value) > MOST_LOGPROBS:
+        raise BadRequest(f"{name} must be a list of at most {MOST_LOGPROBS} entries", param=name)
+    _any(name, value, allowed)
+
+
+def _stream_interval(name: str, value: Any, allowed: Allowed) -> None:
+    endpoint.count({name: value}, name, high=MOST_STREAM_INTERVAL)
 
 
 def _sized(most_bytes: int) -> Check:
@@ -248,6 +260,9 @@ _CHECKS: dict[str, Check] = {
     "logprobs": _logprobs,
     "top_logprobs": _logprobs,
     "prompt_logprobs": _logprobs,
+    "logprob_token_ids": _logprob_token_ids,
+    "prompt_logprob_token_ids": _logprob_token_ids,
+    "stream_interval": _stream_interval,
     "stop": _stop,
     "bad_words": _stop,
     "stop_token_ids": _token_ids,

@@ -31,7 +31,7 @@ def read_size(body: Mapping[str, Any], most_choices: int) -> endpoint.RequestSiz
         raise BadRequest("instructions must be text", param="instructions")
     messages, characters, media = _input_size(body.get("input"))
     return endpoint.RequestSize(
-        characters=characters + len(instructions or "") + tool_calls.characters_of_tools(body),
+        characters=characters + len(instructions or "") + tool_calls.characters_of_fields(body),
         media=min(media, chat_completions.MOST_MEDIA),
         messages=messages + (instructions is not None),
         max_tokens=endpoint.count(body, "max_output_tokens"),

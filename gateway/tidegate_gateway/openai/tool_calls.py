@@ -22,11 +22,15 @@ MOST_BYTES = 256 * 1024
 """An event that is longer is not read."""
 
 
-def characters_of_tools(body: Mapping[str, Any]) -> int:
-    """The characters of the tools that a request offers, which chat templates render into the prompt. Tools that are nested
-    too deeply count nothing: `engine_fields` refuses them."""
+RENDERED = ("tools", "functions", "documents", "chat_template_kwargs", "previous_input_messages")
+"""Fields of a request that chat templates render into the prompt, beside the messages."""
+
+
+def characters_of_fields(body: Mapping[str, Any]) -> int:
+    """The characters of the `RENDERED` fields of a request. Those that are nested too deeply count nothing: `engine_fields`
+    refuses them."""
     try:
-        return sum(len(orjson.dumps(body[name])) for name in ("tools", "functions") if body.get(name))
+        return sum(len(orjson.dumps(body[name])) for name in RENDERED if body.get(name))
     except orjson.JSONEncodeError:  # orjson reads deeper than it writes
         return 0
 

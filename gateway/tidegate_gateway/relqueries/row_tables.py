@@ -4,6 +4,7 @@ Every reader gives rows to a `RowCollector`, which checks each row against the t
 the first wrong row. A row is counted from 0, as in its result. An error names the row, and for files its line.
 """
 
+import collections
 import csv
 import re
 import sys
@@ -261,8 +262,8 @@ def _header(fields: list[str]) -> list[str]:
     columns = [field.strip() for field in fields]
     if len(columns) > MOST_COLUMNS:
         raise BadRequest(f"a table has at most {MOST_COLUMNS} columns", param="rows")
-    twice = next((column for column in columns if columns.count(column) > 1), None)
-    if twice is not None:
+    if len(set(columns)) < len(columns):
+        twice = collections.Counter(columns).most_common(1)[0][0]
         raise BadRequest(f"the first line names the column {twice[:64]!r} twice", param="rows")
     return columns
 

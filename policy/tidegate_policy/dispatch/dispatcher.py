@@ -14,10 +14,18 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 from tidegate_policy import policies
 from tidegate_policy.admit import retries, workflow_gate
-from tidegate_policy.dispatch import call_records, pool_shares, prefix_index, rules, traffic_split, waiting_calls
+from tidegate_policy.dispatch import (
+    cached_prompts,
+    call_records,
+    pool_shares,
+    prefix_index,
+    rules,
+    traffic_split,
+    waiting_calls,
+)
 from tidegate_policy.dispatch.core_actions import Action, GiveUp, Send, Shed
 from tidegate_policy.dispatch.engine_table import Engine, EngineTable
-from tidegate_policy.dispatch.routing import DispatchSettings, Prices, RoutableEngine, RoutingContext
+from tidegate_policy.dispatch.routing import DispatchSettings, Prices, RoutingContext
 from tidegate_policy.dispatch.waiting_limits import Limits
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, Decision, DropReason, EngineId, WorkflowId
 from tidegate_policy.waiting_queue import WaitingQueue
@@ -51,10 +59,11 @@ class Dispatcher:
         self.tenants = pool_shares.PoolShares(
             policy, bounded=limits.share_among_tenants, engines=engines, prefixes=self.prefixes
         )
-        self._warm: Sequence[RoutableEngine] = ()
-        """The engines that have `cached_tokens` of the last call."""
+        self._cached = cached_prompts.CachedPrompts(self.prefixes)
         self._waiting = waiting_calls.WaitingCalls()
         self._out: dict[CallId, call_records.Out] = {}
+        self._retrying: set[CallId] = set()
+        """Those of them that another engine has failed and that have no token yet."""
         self._limits = limits
         self._retry = retry
         self._rng = rng
@@ -193,10 +202,8 @@ class Dispatcher:
         out = self._out.get(call_id)
         if out is None:
             return []
-        retrying = sum(item.attempt > 1 and not item.answered for item in self._out.values())
-        again = retries.retry(
-            failure, attempt=out.attempt, retrying=retrying, inflight=len(self._out), settings=self._retry
-        )
+        inflight, retrying = len(self._out), len(self._retrying)
+        again = retries.retry(failure, attempt=out.attempt, retrying=retrying, inflight=inflight, settings=self._retry)
         self._settle(now, call_id)
         if failure is not retries.Failure.REJECTED:
             self.prefixes.on_failed(out.call, out.engine)
@@ -405,7 +412,7 @@ class Dispatcher:
         call = item.call
         routable = [engine.routable for engine in engines]
         waited = self._waiting.pop(call)
-        self._look_up(call, routable)
+        self._cached.look_up(call, routable)
         turn, rng, prices = self._turn, self._rng, waited.prices
         context = RoutingContext(
             now=now, call=call, engines=routable, settings=self.settings, turn=turn, rng=rng, prices=prices
@@ -430,24 +437,18 @@ class Dispatcher:
         self._out[call.id] = call_records.Out(
             call, chosen.id, price.charge, waited.attempt, item, frozenset(waited.avoid), waited.only, awaited
         )
+        if waited.attempt > 1:
+            self._retrying.add(call.id)
         self._rule.on_sent(now, call, chosen.id)
         call = self.tenants.on_sent(now, item, chosen.id)
         return Send(call=call, decision=decision, attempt=waited.attempt, cached_tokens=chosen.cached_tokens)
-
-    def _look_up(self, call: Call, engines: Sequence[RoutableEngine]) -> None:
-        """Tells each engine how much of the prompt it probably holds."""
-        for engine in self._warm:
-            engine.cached_tokens = 0
-        cached = self.prefixes.cached_tokens(call)
-        self._warm = [engine for engine in engines if engine.id in cached] if cached else ()
-        for engine in self._warm:
-            engine.cached_tokens = cached[engine.id]
 
     def _answered(self, out: call_records.Out) -> None:
         """The engine has computed the prompt of the call."""
         if not out.answered and (engine := self._engines.get(out.engine)) is not None:
             self.prefixes.on_answered(out.call, out.engine, engine.cost.kv_tokens, out.awaited)
         out.answered, out.awaited = True, ()
+        self._retrying.discard(out.call.id)
 
     def _settle(self, now: float, call_id: CallId, *, ok: bool = False) -> None:
         out = self._out.pop(call_id, None)
@@ -455,6 +456,7 @@ class Dispatcher:
             return
         if ok:
             self._answered(out)
+        self._retrying.discard(call_id)
         self._recharge(out, NO_BACKLOG)
         self.prefixes.on_unanswered(out.engine, out.awaited)
         if (engine := self._engines.get(out.engine)) is not None:

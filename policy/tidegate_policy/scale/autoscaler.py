@@ -170,6 +170,11 @@ def resumed(state: ScaleState, *, reason: str, since_s: float, changes: Sequence
     return replace(state, reason=reason, since_s=since_s, changed_at_s=tuple(changes))
 
 
+def unseen(now: float, state: ScaleState) -> ScaleState:
+    """The state while nothing is known of the load: the window begins anew."""
+    return replace(state, began_s=now, busy_at_s=now, fewer=None)
+
+
 def shifted(state: ScaleState, by_s: float) -> ScaleState:
     """The state with all instants moved by `by_s` seconds, because the wall clock was set."""
     return replace(

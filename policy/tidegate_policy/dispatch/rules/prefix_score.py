@@ -40,9 +40,8 @@ class PrefixScore(DispatchRule):
 
     def on_end(self, now: float, call: Call, engine: EngineId) -> None:
         self._in_use[engine] -= _tokens(call)
-
-    def on_engine_gone(self, now: float, engine: EngineId) -> None:
-        del self._in_use[engine]
+        if self._in_use[engine] <= 0:
+            del self._in_use[engine]
 
 
 def _tokens(call: Call) -> int:
