@@ -275,6 +275,8 @@ class Tracing:
 class Settings:
     """All settings of a gateway."""
 
+    skip_unknown: bool = False
+    """Skips keys that this version does not know, with a warning. The operator sets it: a gateway may be older than it."""
     model: str | None = None
     """The model that every engine serves; null = the model that most engines list."""
     listen: Listen = field(default_factory=Listen)
@@ -307,7 +309,7 @@ def load(path: pathlib.Path, environment: Mapping[str, str], *, store_url: str |
     the store where neither of them names one."""
     file = settings_file.read(path)
     try:
-        settings = from_environment(settings_decoder.decode(Settings, file.content, ""), environment)
+        settings = from_environment(settings_decoder.decode_document(Settings, file.content), environment)
         if settings.store.url is None:
             settings = dataclasses.replace(settings, store=dataclasses.replace(settings.store, url=store_url))
         return _checked(settings)
@@ -317,7 +319,7 @@ def load(path: pathlib.Path, environment: Mapping[str, str], *, store_url: str |
 
 def from_mapping(document: object) -> Settings:
     """The settings in a decoded document. Raises `BadSettings`."""
-    return _checked(settings_decoder.decode(Settings, document, ""))
+    return _checked(settings_decoder.decode_document(Settings, document))
 
 
 def from_environment(settings: Settings, environment: Mapping[str, str]) -> Settings:

@@ -1,14 +1,16 @@
 """Turns a YAML or JSON document into the dataclasses of `gateway_settings`, and names the path of a wrong value.
 
 A key is its field's name in camelCase. A field whose name ends in `_s` holds seconds: its key drops the ending, and its
-value is a duration with its unit, such as `60ms`, `1m30s` or `10m`. Unknown keys are errors. The decoder
-knows types and not meanings; those belong to `gateway_settings` (docs/decisions/0012).
+value is a duration with its unit, such as `60ms`, `1m30s` or `10m`. Unknown keys are errors, unless the document says
+`skipUnknown: true`. The decoder knows types and not meanings; those belong to `gateway_settings` (docs/decisions/0012).
 """
 
 import dataclasses
 import difflib
 import functools
+import logging
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -18,13 +20,43 @@ from tidegate_policy import duration
 
 T = TypeVar("T")
 
+logger = logging.getLogger("tidegate.gateway")
+
 
 class BadSettings(ValueError):
     """Settings that cannot be used. Each problem is one sentence that starts with the path of its setting."""
 
-    def __init__(self, *problems: str) -> None:
+    def __init__(self, *problems: str, unknown: Iterable[str] = ()) -> None:
+        """`unknown`: the paths of the keys that are no settings."""
         super().__init__("; ".join(problems))
         self.problems = problems
+        self.unknown = tuple(unknown)
+
+
+def decode_document(kind: Callable[..., T], document: object) -> T:
+    """A whole document as the dataclass `kind`. With `skipUnknown: true`, keys that are no settings are skipped with a
+    warning: an older gateway takes the settings that a newer operator writes. Raises `BadSettings` with all problems."""
+    try:
+        return decode(kind, document, "")
+    except BadSettings as error:
+        if not (error.unknown and isinstance(document, Mapping) and document.get("skipUnknown") is True):
+            raise
+        logger.warning("this version does not know these settings, and skips them: %s", ", ".join(error.unknown))
+        for path in error.unknown:
+            document = _without(document, [int(step) if step.isdigit() else step for step in _STEPS.findall(path)])
+        return decode(kind, document, "")
+
+
+_STEPS = re.compile(r"[^.\[\]]+")
+
+
+def _without(value: Any, path: list[str | int]) -> Any:
+    """A copy of the value without the key at the end of the path."""
+    step, *further = path
+    if isinstance(step, int):
+        return [_without(item, further) if i == step else item for i, item in enumerate(value)]
+    inner = {step: _without(value[step], further)} if further else {}
+    return {**{key: item for key, item in value.items() if key != step}, **inner}
 
 
 def decode(kind: Callable[..., T], value: object, path: str) -> T:
@@ -34,22 +66,26 @@ def decode(kind: Callable[..., T], value: object, path: str) -> T:
     known = fields(kind)
     values: dict[str, Any] = {}
     problems: list[str] = []
+    unknown: list[str] = []
     for key, item in value.items():
         if key not in known:
             problems.append(f"{_join(path, key)} is not a setting; {suggestion(key, known)}")
+            if isinstance(key, str) and key.isidentifier():  # else it is no setting of any version
+                unknown.append(_join(path, key))
             continue
         name, hint = known[key]
         try:
             values[name] = _value(hint, item, _join(path, key), in_seconds=name.endswith("_s"))
         except BadSettings as error:
             problems += error.problems
+            unknown += error.unknown
     problems += [
         f"{_join(path, key)} is required"
         for key, (name, _) in known.items()
         if key not in value and required(kind, name)
     ]
     if problems:
-        raise BadSettings(*problems)
+        raise BadSettings(*problems, unknown=unknown)
     return kind(**values)
 
 
@@ -131,13 +167,15 @@ def _value(hint: Any, value: object, path: str, *, in_seconds: bool) -> Any:
 def _items(hint: Any, value: Iterable[object], path: str) -> tuple[Any, ...]:
     items: list[Any] = []
     problems: list[str] = []
+    unknown: list[str] = []
     for i, item in enumerate(value):
         try:
             items.append(_value(hint, item, f"{path}[{i}]", in_seconds=False))
         except BadSettings as error:
             problems += error.problems
+            unknown += error.unknown
     if problems:
-        raise BadSettings(*problems)
+        raise BadSettings(*problems, unknown=unknown)
     return tuple(items)
 
 

@@ -136,3 +136,18 @@ def test_a_named_file_has_a_bound(tmp_path: pathlib.Path) -> None:
 def test_keys_that_would_end_their_reader_are_refused(raw: bytes, says: str) -> None:
     with pytest.raises(settings_decoder.BadSettings, match=says):
         api_keys.parsed(raw)
+
+
+def test_a_gateway_skips_settings_of_a_newer_operator(caplog: pytest.LogCaptureFixture) -> None:
+    newer = {
+        "skipUnknown": True,
+        "surprise": {"a": [1]},
+        "classes": [{"name": "a", "novel": 1}, {"name": "b", "ttft": "1s"}],
+        "queue": {"ttl": "5s", "odd": None},
+    }
+    settings = gateway_settings.from_mapping(newer)
+    assert ([each.name for each in settings.classes], settings.queue.ttl_s) == (["a", "b"], 5.0)
+    assert "skips them: surprise, classes[0].novel, queue.odd" in caplog.text
+    for wrong in ({**newer, "skipUnknown": False}, {**newer, "queue": {"ttl": 5}}, {**newer, "no setting": 1}):
+        with pytest.raises(gateway_settings.BadSettings):
+            gateway_settings.from_mapping(wrong)

@@ -48,6 +48,7 @@ def settings(pool: spec.Pool, host: str = "0.0.0.0") -> dict[str, Any]:
     """The settings file of `tidegate gateway --config`; the gateway's `settings` module documents the keys."""
     further = dict(pool.gateway.further)
     return {
+        "skipUnknown": True,  # gateways keep their image while the operator is upgraded
         "model": pool.model.name,
         "listen": {
             "host": host,
