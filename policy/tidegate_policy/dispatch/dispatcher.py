@@ -14,15 +14,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 from tidegate_policy import policies
 from tidegate_policy.admit import retries, workflow_gate
-from tidegate_policy.dispatch import (
-    cached_prompts,
-    call_records,
-    pool_shares,
-    prefix_index,
-    rules,
-    traffic_split,
-    waiting_calls,
-)
+from tidegate_policy.dispatch import call_records, pool_shares, prefix_index, rules, traffic_split, waiting_calls
+from tidegate_policy.dispatch.cached_prompts import CachedPrompts
 from tidegate_policy.dispatch.core_actions import Action, GiveUp, Send, Shed
 from tidegate_policy.dispatch.engine_table import Engine, EngineTable
 from tidegate_policy.dispatch.routing import DispatchSettings, Prices, RoutingContext
@@ -59,7 +52,7 @@ class Dispatcher:
         self.tenants = pool_shares.PoolShares(
             policy, bounded=limits.share_among_tenants, engines=engines, prefixes=self.prefixes
         )
-        self._cached = cached_prompts.CachedPrompts(self.prefixes)
+        self._cached = CachedPrompts(self.prefixes)
         self._waiting = waiting_calls.WaitingCalls()
         self._out: dict[CallId, call_records.Out] = {}
         self._retrying: set[CallId] = set()
