@@ -142,5 +142,7 @@ def test_an_upgrade_that_brings_new_defaults_restarts_nothing():
     assert templates(after) == templates(first)
     assert len(templates(first)) == 4
     edited = test_render.body(engine={**body["spec"]["engine"], "image": "x:2"})
-    changed = rollout.staged(edited, test_render.manifests(engine=edited["spec"]["engine"]), observed, [], now=simulated_deployments.NOW).desired
+    changed = rollout.staged(
+        edited, test_render.manifests(engine=edited["spec"]["engine"]), observed, [], now=simulated_deployments.NOW
+    ).desired
     assert templates(changed) != templates(first)
