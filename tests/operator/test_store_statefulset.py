@@ -1,12 +1,14 @@
 """An edit of the embedded store reaches a pod that is not ready, and one of an earlier version is not rejected."""
 
+import asyncio
 import copy
+import json
 
 import pytest
 
-from tidegate_operator import plan, rollout
+from tidegate_operator import operator_doubles, plan, reconcile, rollout
 
-from . import simulated_deployments, test_render
+from . import simulated_deployments, test_reconcile, test_render
 
 POLICY = "podManagementPolicy"
 
@@ -72,3 +74,30 @@ def test_an_edit_of_a_store_does_not_change_what_kubernetes_forbids_to_change(po
     assert after.get(POLICY, "OrderedReady") == policy
     (container,) = after["template"]["spec"]["containers"]
     assert container["resources"]["requests"]["memory"] == "3Gi"
+
+
+async def test_a_store_that_an_earlier_version_created_takes_an_edit(cluster, kubectl, namespace, rules):
+    """Kubernetes forbids another `podManagementPolicy`, which earlier versions did not state."""
+
+    def store():
+        return json.loads(kubectl("get", "statefulset/chat-valkey", "-o", "json"))
+
+    valkey = {"embedded": True, "storage": {"size": "1Gi"}}
+    kubectl("create", "-f", "-", body=operator_doubles.pool(state={"valkey": valkey}))
+    await test_reconcile.run(cluster, namespace, rules)
+    earlier = store()
+    assert earlier["spec"].pop("podManagementPolicy") == "Parallel"
+    for name in ("uid", "resourceVersion", "creationTimestamp"):
+        earlier["metadata"].pop(name)
+    kubectl("delete", "statefulset/chat-valkey", "--cascade=orphan")
+    kubectl("create", "-f", "-", body=earlier)
+    valkey["resources"] = {"requests": {"memory": "300Mi"}}
+    kubectl("replace", "-f", "-", body=operator_doubles.pool(state={"valkey": valkey}))
+    async with asyncio.timeout(120):
+        while True:
+            assert await test_reconcile.run(cluster, namespace, rules) is reconcile.Result.SETTLED
+            spec_of_pods = store()["spec"]["template"]["spec"]
+            if spec_of_pods["containers"][0]["resources"]["requests"]["memory"] == "300Mi":
+                break
+            await asyncio.sleep(0.2)
+    assert store()["spec"]["podManagementPolicy"] == "OrderedReady"
