@@ -5,6 +5,7 @@ asks for no more than the old one frees, and may run wherever the old one ran. A
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 
 from tidegate_operator import canary_hold, pod_trouble, quantity
@@ -22,23 +23,47 @@ ADMITTED = "node.kubernetes.io/"
 Amounts = Mapping[str, Decimal]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asks:
+    """What a new engine asks for that finds no room."""
+
+    spec: Json
+    """Of its pod."""
+    lacking: Container[str] | None = None
+    """The resources of which some node has too little now; None = it may be any."""
+    limits: bool = False
+    """Whether the limits count too, as they do for a quota."""
+
+    def obstacles(self, old: Json) -> Iterator[str]:
+        """Why it may find no room where a pod of the spec `old` stops: a clause for each reason."""
+        return obstacles(self.spec, old, lacking=self.lacking, limits=self.limits)
+
+
+def without_room(pods: Iterable[Json], *, revision: str, rejected: Json | None) -> list[Asks]:
+    """The new engines of `revision` that find no room. `pods` are those of the node pool, and `rejected` is the spec of the
+    pods that a quota rejects, if one does."""
+    found = [
+        Asks(spec=pod["spec"], lacking=trouble.lacks)
+        for pod in pods
+        if canary_hold.revision_of(pod) == revision and (trouble := pod_trouble.of(pod)) and trouble.lacks
+    ]
+    return found if rejected is None else [*found, Asks(spec=rejected, limits=True)]
+
+
 def obstacle(pods: Iterable[Json], *, revision: str, served: str | None, rejected: Json | None) -> str | None:
-    """Why stopping an engine makes no room for one of `revision`; None if it does. `pods` are those of the node pool,
-    `served` is the last revision that served, and `rejected` the spec of the pods that a quota rejects, if one does."""
-    new: list[tuple[Json, frozenset[str]]] = []
-    old: list[Json] = []
-    for pod in pods:
-        its, trouble = canary_hold.revision_of(pod), pod_trouble.of(pod)
-        if its == revision:
-            if trouble is not None and trouble.lacks:
-                new.append((pod["spec"], trouble.lacks))
-        # An engine of a revision that never served may stop, unless it serves now.
-        elif pod_trouble.has_place(pod) and (its == served or pod_trouble.is_ready(pod)):
-            old.append(pod["spec"])
-    found = [why for spec, lacking in new for freed in old for why in obstacles(spec, freed, lacking=lacking)]
-    if rejected is not None:
-        found += [why for freed in old for why in obstacles(rejected, freed, limits=True)]
-    return next(iter(found), None)
+    """Why stopping an engine makes no room for one of `revision`; None if it does. `pods` and `rejected` are as for
+    `without_room`, and `served` is the last revision that served."""
+    every = list(pods)
+    # An engine of a revision that never served may stop, unless it serves now.
+    old = [
+        pod["spec"]
+        for pod in every
+        if (its := canary_hold.revision_of(pod)) != revision
+        and pod_trouble.has_place(pod)
+        and (its == served or pod_trouble.is_ready(pod))
+    ]
+    new = without_room(every, revision=revision, rejected=rejected)
+    return next((why for each in new for freed in old for why in each.obstacles(freed)), None)
 
 
 def obstacles(new: Json, old: Json, *, lacking: Container[str] | None = None, limits: bool = False) -> Iterator[str]:

@@ -122,7 +122,7 @@ async def carry_out(
         return Result.SETTLED
     if (total := replica_allocation.total_to_state(body)) is not None:
         await api.state_replicas(pool.namespace, pool.name, total)
-    staged = rollout.staged(body, _desired(pool, rules, children), children, pods)
+    staged = rollout.staged(body, _desired(pool, rules, children), children, pods, now=now)
     desired = staged.desired
     observed = [*children, *await _same_names(api, desired, children)]
     todo = plan.steps(pool.uid, desired, observed)
@@ -178,7 +178,7 @@ def pending_report(
     except spec.InvalidSpecError as error:
         report = _report(body, children, pods, _invalid(error), now)
     else:
-        staged = rollout.staged(body, _desired(pool, rules, children), children, pods)
+        staged = rollout.staged(body, _desired(pool, rules, children), children, pods, now=now)
         if plan.steps(pool.uid, staged.desired, children) != plan.NOTHING:
             return None
         report = _report(body, children, pods, _expected(profiles, staged), now, waiting=_waiting(staged))

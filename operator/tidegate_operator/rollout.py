@@ -5,9 +5,9 @@ Memory between two calls is in annotations of the workloads, so an operator may 
 
 - A node pool changes only while the engines of all others serve. A node pool that lost an engine waits for those alone
   that are changing, and one that does not serve, or whose revision never did, for none. A change first starts a new engine
-  beside the old ones. Only if the cluster has no room for it, and the new engine can take the place of an old one
-  (`engine_place`), an old engine stops first. For an engine that no node can hold none stops: its deadline ends the
-  change.
+  beside the old ones. Only if the cluster has no room for it for a while (`engine_room`), and the new engine can take the
+  place of an old one (`engine_place`), an old engine stops first. For an engine that no node can hold none stops: its
+  deadline ends the change.
 - A revision that does not serve by the deadline, or whose pods crash, is replaced by the last revision that served. The
   other node pools then keep what they have until the spec changes, even if they lose an engine.
 - With `rollout.canary` a node pool first tests one engine of a new revision (`canary_hold`, `pool_canary`). While
@@ -20,13 +20,14 @@ Memory between two calls is in annotations of the workloads, so an operator may 
   volume would lose its data, so no annotation restarts it.
 """
 
+import datetime
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidegate_operator import canary_hold, engine_place, objects, pod_trouble, pool_status, quantity
-from tidegate_operator.render import child_metadata, gateway_deployment
+from tidegate_operator import canary_hold, engine_place, engine_room, objects, pod_trouble, pool_status, quantity
+from tidegate_operator.render import child_metadata, gateway_deployment, store_statefulset
 from tidegate_operator.spec import Json
 
 REVISION, SERVED, ADOPTED = canary_hold.REVISION, canary_hold.SERVED, canary_hold.ADOPTED
@@ -49,7 +50,11 @@ OLD_NAMES = (
     "it sends calls to those"
 )
 """Told of gateways that know a removed node pool."""
+PROGRESS_S = 600
+"""The progress deadline that Kubernetes gives a Deployment without one."""
 PAUSED = "waits, because spec.rollout.paused is set"
+BEHIND_FAILED = "waits, because {} did not serve with the new spec; correct the spec of that node pool first"
+"""Told of engines while the spec asks for a revision that failed in another node pool."""
 STORE = pool_status.EMBEDDED_STORE
 
 _NO_PLACE = (
@@ -71,7 +76,9 @@ class Rollout:
     """By the name of a workload: what is being done to it, if it is not replaced as usual."""
 
 
-def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: Iterable[Json]) -> Rollout:
+def staged(
+    body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: Iterable[Json], *, now: datetime.datetime
+) -> Rollout:
     """The part of `desired` that may be applied now. `body` is the ServingPool; `observed` are its children."""
     uid = body["metadata"]["uid"]
     ours = {objects.Reference.of(item): item for item in observed if objects.controller_uid(item) == uid}
@@ -94,7 +101,7 @@ def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: 
                 held.append(target.name)
                 told[target.name] = OLD_NAMES
         elif not target.is_pending:
-            manifests.append(target.kept(every_pod))
+            manifests.append(target.kept(every_pod, now))
         elif paused and target.goes_forward:
             manifests.append(target.held())
             held.append(target.name)
@@ -109,9 +116,11 @@ def staged(body: Json, desired: Iterable[Json], observed: Iterable[Json], pods: 
         else:
             manifests.append(target.held())
             held.append(target.name)
+            if target.is_engine and (failed := next((each for each in engines if each.has_failed), None)):
+                told[target.name] = BEHIND_FAILED.format(failed.name)
         if target.is_engine and (problem := _problem(target, manifests[-1])):
             problems.append(problem)
-        if target.is_engine and (sentence := target.obstacle(every_pod) or _sentence(body, manifests[-1])):
+        if target.is_engine and (sentence := target.obstacle(every_pod) or target.sentence(manifests[-1])):
             told.setdefault(target.name, sentence)
     return Rollout(desired=tuple(manifests), held=tuple(held), problems=tuple(problems), told=told)
 
@@ -161,13 +170,6 @@ def _problem(target: "_Target", manifest: Json) -> tuple[str, str] | None:
     return "RolledBack", f"{target.name} {what} and runs the last one that served: {why}"
 
 
-def _sentence(pool: Json, manifest: Json) -> str | None:
-    """What is told of a workload whose revision replaces another one."""
-    notes = manifest["metadata"]["annotations"]
-    replaces = manifest["spec"]["replicas"] and canary_hold.replaces(notes[REVISION], notes)
-    return canary_hold.sentence(pool, notes[REVISION]) if replaces else None
-
-
 class _Target:
     """One desired object beside what exists of it."""
 
@@ -184,6 +186,8 @@ class _Target:
         self.is_gateway = self.is_workload and component == gateway_deployment.COMPONENT
         self.is_gateway_settings = manifest["kind"] == "ConfigMap" and component == gateway_deployment.COMPONENT
         self.manifest = _restarted(manifest, _restarts(pool, component)) if self.is_workload else manifest
+        if self.is_store and body is not None:
+            self.manifest = store_statefulset.beside(self.manifest, body)
         self._notes: Mapping[str, str] = {} if body is None else body["metadata"].get("annotations", {})
         self.wanted = self.inputs = self._known = ""
         self.settled, self.short, self.ready = False, False, 0
@@ -276,7 +280,7 @@ class _Target:
         inputs, memory = self._notes.get(INPUTS, ""), self._memory(SERVED, FAILED)
         return self._with(self.body["spec"]["template"], self._revision, inputs, memory)
 
-    def kept(self, pods: Sequence[Json]) -> Json:
+    def kept(self, pods: Sequence[Json], now: datetime.datetime) -> Json:
         """The manifest of a workload that does not change its pods, unless they do not serve."""
         if not self.is_workload:
             return self.manifest
@@ -296,8 +300,16 @@ class _Target:
             memory[FAILED] = json.dumps(told)
             return self._with(served["template"], served["revision"], self.inputs, memory)
         manifest = self._with(template, revision, self.inputs, memory)
-        if not self.settled and self._has_no_room(self.body, troubles) and not self.obstacle(pods):
-            manifest["spec"]["strategy"] = {**manifest["spec"]["strategy"], "rollingUpdate": engine_place.IN_PLACE}
+        if self.settled or not self._has_no_room(self.body, troubles) or self.obstacle(pods):
+            return manifest
+        if not self._is_in_place(self.body):
+            if engine_room.is_freed_soon(self._without_room(self.body, pods), pods, now):
+                return manifest
+            since = self._notes.get(engine_room.SINCE) or engine_room.timestamp(now)
+            # The room in a quota comes with no new node.
+            if not self._is_over_quota and not engine_room.has_lasted(since, self._patience_s, now):
+                return child_metadata.annotated(manifest, {engine_room.SINCE: since})
+        manifest["spec"]["strategy"] = {**manifest["spec"]["strategy"], "rollingUpdate": engine_place.IN_PLACE}
         return manifest
 
     def obstacle(self, pods: Sequence[Json]) -> str | None:
@@ -310,9 +322,27 @@ class _Target:
             _pods_of(self.body, pods),
             revision=self._revision,
             served=canary_hold.noted(self._notes, SERVED).get("revision"),
-            rejected=self.body["spec"]["template"]["spec"] if self._is_over_quota else None,
+            rejected=self._rejected_pod(self.body),
         )
         return _NO_PLACE.format(why) if why else None
+
+    def _without_room(self, body: Json, pods: Sequence[Json]) -> list[engine_place.Asks]:
+        """The new engines that find no room."""
+        rejected = self._rejected_pod(body)
+        return engine_place.without_room(_pods_of(body, pods), revision=self._revision, rejected=rejected)
+
+    def _rejected_pod(self, body: Json) -> Json | None:
+        """The spec of the pods that a quota rejects, if one does."""
+        return body["spec"]["template"]["spec"] if self._is_over_quota else None
+
+    def sentence(self, manifest: Json) -> str | None:
+        """What is told of engines whose revision, in the manifest that is applied now, replaces another one."""
+        notes = manifest["metadata"]["annotations"]
+        if not manifest["spec"]["replicas"] or not canary_hold.replaces(notes[REVISION], notes):
+            return None
+        if engine_room.SINCE in notes:
+            return engine_room.WAITS.format(self._patience_s)
+        return canary_hold.sentence(self._pool, notes[REVISION])
 
     def _why_not(self, troubles: Sequence[pod_trouble.PodTrouble]) -> str | None:
         """Why the pods of the revision will not serve; None while they may."""
@@ -324,10 +354,17 @@ class _Target:
         return troubles[0].sentence if stuck and troubles else stuck
 
     def _has_no_room(self, body: Json, troubles: Iterable[pod_trouble.PodTrouble]) -> bool:
-        """Whether a new engine beside the old ones finds no room. Stays true until the change has ended."""
-        if body["spec"].get("strategy", {}).get("rollingUpdate") == engine_place.IN_PLACE:
-            return True
-        return self._is_over_quota or any(bool(trouble.lacks) for trouble in troubles)
+        """Whether a new engine beside the old ones finds no room now. Stays true once an old engine stops for it."""
+        return self._is_in_place(body) or self._is_over_quota or any(bool(trouble.lacks) for trouble in troubles)
+
+    @staticmethod
+    def _is_in_place(body: Json) -> bool:
+        """Whether an old engine stops before a new one starts, which holds until the change has ended."""
+        return bool(body["spec"].get("strategy", {}).get("rollingUpdate") == engine_place.IN_PLACE)
+
+    @property
+    def _patience_s(self) -> float:
+        return engine_room.patience_s(self._pool, self.manifest["spec"].get("progressDeadlineSeconds", PROGRESS_S))
 
     @property
     def _is_over_quota(self) -> bool:
@@ -342,7 +379,7 @@ class _Target:
         noted = child_metadata.annotated(self.manifest, {REVISION: revision, INPUTS: inputs, **memory})
         spec = {**self.manifest["spec"], "template": template}
         if self.is_engine and spec["replicas"] and self.body and canary_hold.replaces(revision, memory):
-            spec |= canary_hold.fields(self._pool, revision, spec.get("progressDeadlineSeconds", 600), self.body)
+            spec |= canary_hold.fields(self._pool, revision, spec.get("progressDeadlineSeconds", PROGRESS_S), self.body)
         return {**noted, "spec": spec}
 
 

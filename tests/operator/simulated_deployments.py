@@ -1,10 +1,14 @@
 """A simulated cluster that carries out what the plan of a roll-out says, so that whole roll-outs run without a clock."""
 
 import copy
+import datetime
 
 from tidegate_operator import engine_place, operator_doubles, pool_status, rollout
 
 UID = "pool-uid"
+NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+STEP_S = 30.0
+"""Time that a step of the simulated cluster takes."""
 
 
 def pool(**engine):
@@ -59,13 +63,14 @@ class Simulated:
     """A cluster with controllers, which replace one pod in each step as the strategy allows. `spare` is the number of pods
     for which each workload has room beside its replicas; images in `broken` never become ready. No node has more memory
     than `NODE`, or a label. With `late` the deadlines of all changes are over. A `quota` is the most pods of a workload,
-    placed or not."""
+    placed or not. An engine that stops leaves its place after `drain_s`."""
 
     NODE = 2**40
 
-    def __init__(self, *, spare=1, broken=(), quota=100):
+    def __init__(self, *, spare=1, broken=(), quota=100, drain_s=0.0):
         self.spare, self.broken, self.failure, self.late = spare, set(broken), NO_IMAGE, False
         self.quota, self.rejected = quota, set()
+        self.now, self.drain_s, self.leaving = NOW, drain_s, {}
         self.stated, self.generations, self.seen, self.pods, self.writes = {}, {}, {}, {}, 0
 
     def apply(self, desired):
@@ -76,11 +81,14 @@ class Simulated:
                 self.stated[name] = copy.deepcopy(manifest)
                 self.generations[name] = self.generations.get(name, 0) + 1
                 self.pods.setdefault(name, [])
+                self.leaving.setdefault(name, [])
 
     def step(self):
         self.seen = dict(self.generations)
+        self.now += datetime.timedelta(seconds=STEP_S)
         for name, manifest in self.stated.items():
             spec, pods = manifest["spec"], self.pods[name]
+            self.leaving[name] = [pod for pod in self.leaving[name] if pod["until"] > self.now]
             wanted, template = spec["replicas"], spec["template"]
             old = [pod for pod in pods if pod["template"] != template]
             rules = spec["strategy"].get("rollingUpdate", {"maxSurge": 1, "maxUnavailable": 0})
@@ -90,9 +98,9 @@ class Simulated:
             if not pods:
                 pods += [{"template": template, "placed": True, "held": False} for _ in range(wanted)]
             elif idle:
-                pods.remove(idle[0])
+                self.stop(name, idle[0])
             elif old and sum(map(self.available, pods)) > wanted - rules["maxUnavailable"]:
-                pods.remove(old[0])
+                self.stop(name, old[0])
             elif len(pods) - len(old) < wanted and len(pods) < wanted + rules["maxSurge"]:
                 if len(pods) < self.quota:
                     pods.append({"template": template, "placed": False, "held": False})
@@ -102,12 +110,17 @@ class Simulated:
             for pod in pods:
                 if pod["template"] == template:
                     pod["held"] = bool(spec.get("minReadySeconds"))
-                has_room = sum(other["placed"] for other in pods) < wanted + self.spare
+                has_room = sum(other["placed"] for other in [*pods, *self.leaving[name]]) < wanted + self.spare
                 pod["placed"] = pod["placed"] or (has_room and self.holds(pod["template"]["spec"]))
 
     def holds(self, spec):
         """Whether an empty node takes the pod."""
         return engine_place.amounts(spec, "requests").get("memory", 0) <= self.NODE and "nodeSelector" not in spec
+
+    def stop(self, name, pod):
+        self.pods[name].remove(pod)
+        if pod["placed"] and self.drain_s:
+            self.leaving[name].append({**pod, "until": self.now + datetime.timedelta(seconds=self.drain_s)})
 
     def lose(self, name, count=1):
         """Engines of a node pool end, and do not come back."""
@@ -146,7 +159,7 @@ class Simulated:
         """The pods with their troubles."""
         found = []
         for name, pods in self.pods.items():
-            for pod in pods:
+            for pod in [*pods, *self.leaving[name]]:
                 status = {}
                 if not pod["placed"]:
                     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
@@ -163,6 +176,8 @@ class Simulated:
                 labels = self.stated[name]["metadata"]["labels"]
                 spec = pod["template"]["spec"] | ({"nodeName": "node"} if pod["placed"] else {})
                 metadata = {"name": name, "annotations": notes, "labels": labels}
+                if "until" in pod:
+                    metadata["deletionTimestamp"] = pod["until"].strftime("%Y-%m-%dT%H:%M:%SZ")
                 found.append({"metadata": metadata, "spec": spec, "status": status})
         return found
 
@@ -177,7 +192,7 @@ class Simulated:
 
 
 def staged(cluster, body, *, version="1"):
-    return rollout.staged(body, manifests(body, version=version), cluster.observed(), cluster.listed())
+    return rollout.staged(body, manifests(body, version=version), cluster.observed(), cluster.listed(), now=cluster.now)
 
 
 def run(cluster, body, *, rounds=80, version="1"):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tidegate_operator import canary_hold, rollout
 
-from .simulated_deployments import Simulated, manifests, pool, run, staged, started
+from .simulated_deployments import NOW, Simulated, manifests, pool, run, staged, started
 
 CANARY = {"steps": [{"weight": 10, "duration": "1m"}]}
 
@@ -171,7 +171,7 @@ def test_a_new_pool_and_a_pool_without_engines_have_no_canary():
     desired = [copy.deepcopy(item) for item in manifests(empty)]
     for item in desired:
         item["spec"]["replicas"] = 0
-    found = rollout.staged(empty, desired, cluster.observed(), [])
+    found = rollout.staged(empty, desired, cluster.observed(), [], now=NOW)
     assert not any("minReadySeconds" in item["spec"] for item in found.desired)
 
 
@@ -209,7 +209,7 @@ def test_the_group_is_no_input_of_any_pod():
     inputs = [
         [
             item["metadata"]["annotations"][rollout.INPUTS]
-            for item in rollout.staged(each, manifests(each), [], []).desired
+            for item in rollout.staged(each, manifests(each), [], [], now=NOW).desired
         ]
         for each in (body, plain)
     ]

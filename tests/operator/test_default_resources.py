@@ -10,7 +10,7 @@ import yaml
 from tidegate_operator import operator_doubles, rollout
 from tidegate_operator.render import default_resources
 
-from . import test_reconcile, test_render
+from . import simulated_deployments, test_reconcile, test_render
 
 LIMIT = {"cpu": "4", "memory": "4Gi"}
 DEFAULT = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": LIMIT}
@@ -127,9 +127,9 @@ def test_an_upgrade_that_brings_new_defaults_restarts_nothing():
     """Workloads of an operator without the defaults keep their templates until the spec changes."""
     body = test_render.body()
     before = list(yaml.safe_load_all(EARLIER.read_text()))
-    first = rollout.staged(body, before, [], []).desired
+    first = rollout.staged(body, before, [], [], now=simulated_deployments.NOW).desired
     observed = [{**item, "metadata": {**item["metadata"], "generation": 1}, "status": STATUS} for item in first]
-    after = rollout.staged(body, test_render.manifests(), observed, []).desired
+    after = rollout.staged(body, test_render.manifests(), observed, [], now=simulated_deployments.NOW).desired
 
     def templates(found):
         return {
@@ -142,5 +142,7 @@ def test_an_upgrade_that_brings_new_defaults_restarts_nothing():
     assert templates(after) == templates(first)
     assert len(templates(first)) == 4
     edited = test_render.body(engine={**body["spec"]["engine"], "image": "x:2"})
-    changed = rollout.staged(edited, test_render.manifests(engine=edited["spec"]["engine"]), observed, []).desired
+    changed = rollout.staged(
+        edited, test_render.manifests(engine=edited["spec"]["engine"]), observed, [], now=simulated_deployments.NOW
+    ).desired
     assert templates(changed) != templates(first)

@@ -5,7 +5,7 @@ import json
 import pathlib
 import re
 
-from tidegate_operator import operator_doubles
+from tidegate_operator import engine_room, operator_doubles
 
 
 def columns(kubectl, name="chat"):
@@ -108,7 +108,7 @@ def test_a_full_cluster_replaces_one_engine_at_a_time(kubectl, operator, eventua
         assert len(ready) >= 1
         return len(ready) == 2 and not ready & before
 
-    eventually(replaced, timeout_s=60)
+    eventually(replaced, timeout_s=60 + engine_room.PATIENCE_S)
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
 
 

@@ -20,7 +20,7 @@ from tidegate_operator import (
 from tidegate_operator.render import engine_profile
 from tidegate_policy import cost
 
-from . import test_render
+from . import simulated_deployments, test_render
 
 TEXT = """\
 model: meta-llama/Llama-3.1-8B
@@ -166,7 +166,9 @@ def test_a_roll_out_follows_the_profile_while_the_spec_stays_as_it_is(kind, repl
     changes = {"engine": {**test_render.body()["spec"]["engine"], "kind": kind}}
 
     def staged(data, before):
-        return rollout.staged(body(**changes), manifests(data, **changes), before, []).desired
+        return rollout.staged(
+            body(**changes), manifests(data, **changes), before, [], now=simulated_deployments.NOW
+        ).desired
 
     def templates(found):
         return {item["metadata"]["name"]: item["spec"]["template"] for item in found if item["kind"] == "Deployment"}
@@ -184,7 +186,9 @@ def test_a_shipped_profile_that_takes_the_place_of_one_of_the_same_name_reaches_
     changes = {"profile": "a100-70b-tp8"}
 
     def staged(data, before):
-        return rollout.staged(body(**changes), manifests(data, **changes), before, []).desired
+        return rollout.staged(
+            body(**changes), manifests(data, **changes), before, [], now=simulated_deployments.NOW
+        ).desired
 
     first = [*running(staged({"a100-70b-tp8.yaml": TEXT}, []))]
     first = [*running(staged({"a100-70b-tp8.yaml": TEXT}, first))]

@@ -102,7 +102,9 @@ async def test_a_full_spec_settles_too(cluster, kubectl, namespace, rules, kind)
     desired = render.manifests(
         pool, replica_allocation.desired(pool), images=rules.images, operator_namespace="tidegate-system"
     )
-    staged = rollout.staged(await cluster.pool(namespace, "chat"), desired, children, [])
+    staged = rollout.staged(
+        await cluster.pool(namespace, "chat"), desired, children, [], now=datetime.datetime.now(datetime.UTC)
+    )
     assert plan.steps(pool.uid, staged.desired, children) == plan.Steps(apply=(), delete=(), taken=())
 
 

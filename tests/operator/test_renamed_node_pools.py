@@ -28,7 +28,7 @@ class Pool:
     def reconcile(self):
         """Returns the names of the workloads that wait."""
         observed = [*self.cluster.observed(), *self.settings]
-        found = rollout.staged(self.body, self.manifests(), observed, self.cluster.listed())
+        found = rollout.staged(self.body, self.manifests(), observed, self.cluster.listed(), now=self.cluster.now)
         *workloads, settings = found.desired
         self.cluster.apply(workloads)
         self.settings = [settings]

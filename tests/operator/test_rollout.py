@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tidegate_operator import rollout
 from tidegate_operator.render import child_metadata
 
-from .simulated_deployments import NO_WEIGHTS, Simulated, manifests, pool, run, staged, started
+from .simulated_deployments import NO_WEIGHTS, NOW, Simulated, manifests, pool, run, staged, started
 
 
 def test_a_new_pool_starts_all_its_engines_at_once():
@@ -125,7 +125,8 @@ def test_an_edit_that_no_node_can_hold_costs_no_engine_and_its_deadline_takes_it
     assert settled
     assert "Insufficient" in dict(found.problems)["RolledBack"]
     assert set(least.values()) == {2}
-    assert found.told == {}
+    told = "waits, because chat-engine-a did not serve with the new spec; correct the spec of that node pool first"
+    assert found.told == dict.fromkeys(("chat-engine-b", "chat-engine-c"), told)
 
 
 def test_where_a_quota_has_no_room_for_one_more_engine_one_at_a_time_is_replaced():
@@ -319,7 +320,7 @@ def test_restart_all_gives_gateways_and_then_the_store_what_a_new_operator_rende
     cluster, old = Simulated(), pool(image="v1")
     for body, version, rounds in ((old, "1", 5), (old, "2", 5)):
         for _ in range(rounds):
-            found = rollout.staged(body, with_store(body, version=version), cluster.observed(), [])
+            found = rollout.staged(body, with_store(body, version=version), cluster.observed(), [], now=NOW)
             cluster.apply(found.desired)
             cluster.step()
     assert by_version(cluster)["chat-valkey"] == by_version(cluster)["chat-gateway"] == {"1"}
@@ -327,7 +328,7 @@ def test_restart_all_gives_gateways_and_then_the_store_what_a_new_operator_rende
     body["metadata"]["annotations"][rollout.RESTART_ALL] = "today"
     seen = []
     for _ in range(60):
-        found = rollout.staged(body, with_store(body, version="2"), cluster.observed(), [])
+        found = rollout.staged(body, with_store(body, version="2"), cluster.observed(), [], now=NOW)
         cluster.apply(found.desired)
         cluster.step()
         assert min(cluster.serving().values()) == 2
@@ -345,7 +346,7 @@ def test_restart_all_leaves_a_store_without_a_volume_alone():
         body["metadata"]["annotations"] = annotations
         for _ in range(40):
             desired = with_store(body, version=version, storage=False)
-            cluster.apply(rollout.staged(body, desired, cluster.observed(), []).desired)
+            cluster.apply(rollout.staged(body, desired, cluster.observed(), [], now=NOW).desired)
             cluster.step()
     assert by_version(cluster)["chat-valkey"] == {"1"}
     assert by_version(cluster)["chat-gateway"] == {"2"}
@@ -355,14 +356,14 @@ def test_a_store_without_a_revision_that_is_not_ready_waits_while_gateways_chang
     """A store that an operator without revisions created."""
     cluster, body = Simulated(), pool(image="v1")
     for _ in range(5):
-        cluster.apply(rollout.staged(body, with_store(body), cluster.observed(), []).desired)
+        cluster.apply(rollout.staged(body, with_store(body), cluster.observed(), [], now=NOW).desired)
         cluster.step()
     del cluster.stated["chat-valkey"]["metadata"]["annotations"]
     cluster.pods["chat-valkey"].clear()
     edited = pool(image="v1")
     edited["spec"]["gateway"] = {"replicas": 3}
     observed = cluster.observed()
-    found = rollout.staged(edited, with_store(edited, version="2"), observed, [])
+    found = rollout.staged(edited, with_store(edited, version="2"), observed, [], now=NOW)
     assert found.held == ("chat-valkey",)
     (template,) = (item["spec"]["template"] for item in observed if item["metadata"]["name"] == "chat-valkey")
     assert found.desired[0]["spec"]["template"] == template
@@ -373,7 +374,7 @@ def test_the_inputs_of_a_pool_without_credentials_are_those_of_earlier_versions(
     body = pool(image="v1")
     inputs = {
         item["metadata"]["name"]: item["metadata"]["annotations"][rollout.INPUTS]
-        for item in rollout.staged(body, with_store(body), [], []).desired
+        for item in rollout.staged(body, with_store(body), [], [], now=NOW).desired
     }
     spec = body["spec"]
     own = [{"name": "a"} if key == "nodePools" else spec[key] for key in ("model", "engine", "nodePools")]
@@ -467,6 +468,6 @@ def test_whatever_is_edited_and_when_each_node_pool_serves_and_a_good_edit_arriv
 def test_a_workload_of_another_owner_is_rendered_in_full_for_the_plan_to_refuse():
     body = pool(image="v1")
     theirs = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "chat-engine-a", "namespace": "n"}}
-    found = rollout.staged(body, manifests(body), [theirs], [])
+    found = rollout.staged(body, manifests(body), [theirs], [], now=NOW)
     assert found.desired[0]["metadata"]["name"] == "chat-engine-a"
     assert found.problems == ()

@@ -15,6 +15,9 @@ from tidegate_operator.render import child_metadata, default_resources, pods
 COMPONENT = "valkey"
 PORT = 6379
 DATA = "/data"
+PARALLEL = "Parallel"
+"""With the default of Kubernetes, an edit never reaches a pod that is not ready, so it could not mend a store that does not
+start."""
 _ARGUMENTS = (
     f"--port {PORT} --protected-mode no --dir {DATA} --appendonly yes --appendfsync everysec "
     "--maxmemory-policy noeviction"
@@ -58,6 +61,7 @@ def manifests(pool: spec.Pool, *, image: pods.Image, ipv6: bool) -> Iterator[chi
         spec={
             "replicas": 1,
             "serviceName": name,
+            "podManagementPolicy": PARALLEL,
             "selector": {"matchLabels": selector},
             "template": {
                 "metadata": {
@@ -69,6 +73,15 @@ def manifests(pool: spec.Pool, *, image: pods.Image, ipv6: bool) -> Iterator[chi
             **({"volumeClaimTemplates": [_claim(*pool.store.storage)]} if pool.store.storage else {}),
         },
     )  # fmt: skip
+
+
+def beside(manifest: spec.Json, body: spec.Json) -> spec.Json:
+    """The manifest for the StatefulSet `body` that exists. Kubernetes rejects another `podManagementPolicy`, so one that an
+    earlier version created keeps its own. The manifest is then that of the earlier version: an upgrade writes nothing."""
+    given, policy = manifest["spec"], "podManagementPolicy"
+    if given.get(policy) == body["spec"].get(policy, "OrderedReady"):
+        return manifest
+    return {**manifest, "spec": {key: value for key, value in given.items() if key != policy}}
 
 
 def _pod(pool: spec.Pool, image: pods.Image, *, ipv6: bool) -> dict[str, Any]:
