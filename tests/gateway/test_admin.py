@@ -10,6 +10,7 @@ from tidegate_gateway import fake_engine
 from tidegate_gateway.edge import http_api
 from tidegate_gateway.engines import metrics_scrape
 from tidegate_gateway.observe import prometheus_metrics
+from tidegate_gateway.store import store_contract
 
 
 async def put(client: Any, body: Any) -> tuple[int, Any]:
@@ -94,9 +95,10 @@ async def test_an_override_outranks_steering_and_can_be_taken_back(up: Any, unti
         assert counted("tidegate_policy_switches_total", labels) == 1.0
 
 
-async def test_without_a_store_the_override_lives_here_and_lapses(up: Any, until: Any) -> None:
+@pytest.mark.parametrize("source", ["override", "steered"])
+async def test_without_a_store_a_choice_lives_here_and_lapses(up: Any, until: Any, source: str) -> None:
     async with up(store=False) as client:
-        await put(client, {"policy": "edf", "for_s": 0.3})
+        await put(client, {"policy": "edf", "for_s": 0.3, "source": source})
         assert client.gateway.core.dispatcher.policy == "edf"
         await until(lambda: (client.gateway.policy.active.left_s or 0) < 0.25)
         await until(lambda: client.gateway.core.dispatcher.policy == "urgency")
@@ -242,3 +244,17 @@ async def test_requests_for_metrics_at_the_same_time_share_one_text(up: Any, mon
         assert set(found) == {"text/plain200", "application/openmetrics-text200"}
         assert made < 100
         assert (await scrape("")).endswith("200")
+
+
+async def test_a_choice_lapses_while_the_store_is_down(
+    up: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: Any, **__: Any) -> Any:
+        raise store_contract.Unavailable("gone")
+
+    async with up() as client:
+        await put(client, {"policy": "edf", "for_s": 1.5})
+        assert client.gateway.core.dispatcher.policy == "edf"
+        monkeypatch.setattr(client.gateway.link.store, "exchange", fails)
+        await until(lambda: client.gateway.core.dispatcher.policy == "urgency")
+        assert not client.gateway.link.up

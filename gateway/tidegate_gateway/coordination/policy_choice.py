@@ -65,7 +65,8 @@ class PolicyChoice:
         self._metrics = metrics
         self._clock = clock
         self._chosen = store_contract.Exchange()
-        self._override_until_at_s: float | None = None
+        self._applied_at_s = clock()
+        """When the store told the choices, or this gateway counted their time down."""
         self.choices = 0
         """Choices that this gateway has stored."""
         self.switches = policy_switches.PolicySwitches(metrics.service, clock=clock, wall=wall, waiting=waiting)
@@ -113,8 +114,8 @@ class PolicyChoice:
                 chosen = store_contract.Chosen(
                     policy=name, reason=reason, left_s=for_s, alternatives=alternatives, expected=expected
                 )
+            self.count_down()
             if source == "override":
-                self._override_until_at_s = None if for_s is None or chosen is None else self._clock() + for_s
                 self.apply(dataclasses.replace(self._chosen, override=chosen))
             else:
                 self.apply(dataclasses.replace(self._chosen, steered=chosen))
@@ -140,7 +141,7 @@ class PolicyChoice:
     def apply(self, learned: store_contract.Exchange, *, is_known: bool = False) -> None:
         """Orders the waiting calls by the choice that ranks highest. If it `is_known`, it was in force in the pool before
         this gateway started, so it is no switch of the pool."""
-        self._chosen = learned
+        self._chosen, self._applied_at_s = learned, self._clock()
         if learned.override is not None:
             active = _active("override", learned.override)
         elif learned.steered is not None:
@@ -175,14 +176,20 @@ class PolicyChoice:
         return self._core.on_policy(self._clock(), name, self._settings.parameters_of(name))
 
     def count_down(self) -> None:
-        """Ends an override whose time is over, where no store does."""
+        """Ends choices whose time is over, where no store does."""
         self.switches.settle()
-        override = self._chosen.override
-        if override is None or self._override_until_at_s is None:
-            return
-        left_s = self._override_until_at_s - self._clock()
-        still = dataclasses.replace(override, left_s=left_s) if left_s > 0 else None
-        self.apply(dataclasses.replace(self._chosen, override=still))
+        chosen, passed_s = self._chosen, self._clock() - self._applied_at_s
+        override, steered = _later(chosen.override, passed_s), _later(chosen.steered, passed_s)
+        if (override, steered) != (chosen.override, chosen.steered):
+            self.apply(dataclasses.replace(chosen, override=override, steered=steered))
+
+
+def _later(chosen: store_contract.Chosen | None, passed_s: float) -> store_contract.Chosen | None:
+    """The choice after so many seconds; None when its time is over."""
+    if chosen is None or chosen.left_s is None:
+        return chosen
+    left_s = chosen.left_s - passed_s
+    return dataclasses.replace(chosen, left_s=left_s) if left_s > 0 else None
 
 
 def _active(source: Source, chosen: store_contract.Chosen) -> ActivePolicy:

@@ -68,6 +68,7 @@ class PoolExchange:
             if self._link.up:
                 logger.error("%s: workflows are shed until the store answers", error)
             self._link.up = False
+            self._policy.count_down()
             # What was known of the tenants grows old.
             self._core.dispatcher.tenants.on_others(self._clock(), tenant_load.NO_LOAD, 1)
         else:
