@@ -246,9 +246,7 @@ async def test_requests_for_metrics_at_the_same_time_share_one_text(up: Any, mon
         assert (await scrape("")).endswith("200")
 
 
-async def test_a_choice_lapses_while_the_store_is_down(
-    up: Any, until: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_choice_lapses_while_the_store_is_down(up: Any, until: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails(*_: Any, **__: Any) -> Any:
         raise store_contract.Unavailable("gone")
 

@@ -117,6 +117,33 @@ def _burn_cases(stem: str, series: Callable[[str, str], dict[str, str]], labels:
     )
 
 
+def _acting(*operators: str) -> dict[str, str]:
+    """A pool with two gateways, and `tidegate_operator_active` of each replica of the operator."""
+    gateways = {k: v for name in "ab" for k, v in _one("tidegate_policy_info", "1x100", f',instance="{name}"').items()}
+    active = 'tidegate_operator_active{namespace="system",job="operator",pod='
+    return gateways | {f'{active}"{index}"}}': values for index, values in enumerate(operators)}
+
+
+def _fault_cases(alert: str, counter: str, label: str, value: str) -> Iterator[Case]:
+    """The series of a counter of faults begins with the first fault. `_xN` is N minutes without it, and `stale` ends it."""
+    labels = {**IN_POOL, label: value}
+
+    def counts(values: str, instance: str = "a") -> dict[str, str]:
+        return _one(counter, values, f',instance="{instance}",{label}="{value}"')
+
+    for fires, silent in (
+        (counts("1x80 1+1x20"), counts("7x100")),
+        (counts("_x80 1x20"), counts("0x100")),  # once; never
+        (counts("_x80 7x20"), counts("_x80 0x20")),  # in a burst; not yet
+        (counts("7x100") | counts("_x76 1x20", "b"), counts("_x60 7x40")),  # once, in another process; long ago
+        (counts("_x80 7 stale _x20"), counts("7x80 stale _x20")),  # in a process that then ended; long before it ended
+        (counts("7x80 stale _x4 1x20"), counts("7x74 stale 7x30")),  # after a restart; a scrape failed 15 minutes ago
+        (counts("1x50 stale _x32 1x20"), counts("7x70 stale _x10 7x20")),  # the same; scrapes failed for 10 minutes
+        (counts("7x60 stale _x18 1x20"), counts("7x40 stale _x30 7x40")),  # the same; for half an hour, 15 minutes ago
+    ):
+        yield Case(alert=alert, fires=fires, silent=(silent,), labels=labels)
+
+
 CASES = (
     *_burn_cases("TidegateErrorBudgetBurns", _calls, OF_CLASS),
     *_burn_cases("TidegateWorkflowBudgetBurns", _workflows, OF_TEMPLATE),
@@ -265,18 +292,8 @@ CASES = (
         ),
         labels={**IN_POOL, "instance": "10.0.0.1:8000"},
     ),
-    Case(
-        alert="TidegateGatewayFault",
-        fires=_one("tidegate_background_errors_total", "1x80 1+1x20", ',loop="store"'),
-        silent=(_one("tidegate_background_errors_total", "7x100", ',loop="store"'),),
-        labels={**IN_POOL, "loop": "store"},
-    ),
-    Case(
-        alert="TidegatePolicyFault",
-        fires=_one("tidegate_engine_policy_failures_total", "1x80 1+1x20", ',hook="urgency.key"'),
-        silent=(_one("tidegate_engine_policy_failures_total", "7x100", ',hook="urgency.key"'),),
-        labels={**IN_POOL, "hook": "urgency.key"},
-    ),
+    *_fault_cases("TidegateGatewayFault", "tidegate_background_errors_total", "loop", "store"),
+    *_fault_cases("TidegatePolicyFault", "tidegate_engine_policy_failures_total", "hook", "urgency.key"),
     Case(
         alert="TidegatePoolDegraded",
         fires=_one("tidegate_operator_pool_condition", "1x100", ',condition="Degraded"'),
@@ -296,6 +313,18 @@ CASES = (
             },
         ),
         labels={"namespace": "system", "job": "operator"},
+    ),
+    *(
+        Case(alert="TidegateOperatorAbsent", fires=_acting(*fires), silent=silent, labels={})
+        for fires, silent in (
+            # No operator is read. One of two acts; one is back after 10 minutes; the other of two takes over.
+            ((), (_acting("0x100", "1x100"), _acting("1x60 stale _x9 1x30"), _acting("1x70 stale _x3", "0x73 1x30"))),
+            (("1x76 stale _x40",), (_acting("1x80 stale _x20"),)),  # it is gone for 14 minutes, and for 10
+            (("0x100", "0x100"), (_acting("0x70 1x100", "0x100"),)),
+            (("1x60 stale _x4 1 stale _x4 1 stale _x3 0x2 _x4 1 stale _x4 1 _x30",), (_acting("1x100"),)),  # it crashes
+            (("_x100",), ({'tidegate_operator_active{namespace="system",job="operator"}': "_x100"},)),  # no pools
+            (("_x100",), ({'tidegate_policy_info{instance="local",policy="edf"}': "1x100"},)),  # a gateway without pool
+        )
     ),
     Case(
         alert="TidegateOperatorErrors",

@@ -39,7 +39,10 @@ def test_pod_monitors_find_gateways_engines_and_operators(helm):
         assert monitor["metadata"]["labels"]["release"] == "stack"
         (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
         assert endpoint["port"] == port
-        assert {item["targetLabel"] for item in endpoint["relabelings"]} == {"pool", "node_pool"}
+        assert {item["targetLabel"] for item in endpoint["relabelings"] if "action" not in item} == {
+            "pool",
+            "node_pool",
+        }
     (endpoint,) = monitors["tidegate-operator"]["spec"]["podMetricsEndpoints"]
     assert (endpoint["port"], endpoint["honorLabels"]) == ("metrics", True)
     assert of_kind(helm.rendered("system", *values, "namespaces.all=true"), "PodMonitor")[0]["spec"][
@@ -57,6 +60,64 @@ def test_the_selectors_of_pod_monitors_match_the_pods_that_the_operator_makes(he
         assert labels["tidegate.dev/pool"] == "chat"
         ports = {port["name"] for port in template["spec"]["containers"][0]["ports"]}
         assert monitor["spec"]["podMetricsEndpoints"][0]["port"] in ports
+
+
+PODS = (
+    ("engine", "http", "true"),
+    ("engine", "http", "false"),
+    ("gateway", "metrics", "true"),
+    ("gateway", "metrics", "false"),
+)
+"""Component, port and readiness of pods, as discovery in Kubernetes tells them."""
+
+
+def kept(config, folder):
+    """The labels of the pods that a scrape configuration keeps, as Prometheus' own promtool says."""
+    prefix = "__meta_kubernetes_pod_"
+    config["static_configs"] = [
+        {
+            "targets": ["127.0.0.1:1"],
+            "labels": {
+                "__meta_kubernetes_namespace": "serving",
+                f"{prefix}name": f"{component}-{ready}",
+                f"{prefix}ready": ready,
+                f"{prefix}container_port_name": port,
+                f"{prefix}label_app_kubernetes_io_component": component,
+                f"{prefix}label_tidegate_dev_pool": "chat",
+            },
+        }
+        for component, port, ready in PODS
+    ]
+    file = folder / "scrape.yaml"
+    file.write_text(yaml.safe_dump({"scrape_configs": [config]}))
+    command = [PROMTOOL, "check", "service-discovery", str(file), config["job_name"]]
+    shown = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return {each["discoveredLabels"][f"{prefix}name"]: each["labels"] for each in shown if each["labels"]}
+
+
+@with_promtool
+def test_pod_monitors_leave_out_engines_that_are_not_ready(helm, tmp_path):
+    for monitor in of_kind(helm.rendered("system", "monitoring.scrape=podMonitors"), "PodMonitor"):
+        component = monitor["spec"]["selector"]["matchLabels"].get("app.kubernetes.io/component")
+        if component is None:
+            continue
+        names = {"sourceLabels": "source_labels", "targetLabel": "target_label"}
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        relabelings = [
+            {names.get(name, name): value for name, value in each.items()} for each in endpoint["relabelings"]
+        ]
+        found = kept({"job_name": component, "relabel_configs": relabelings}, tmp_path)
+        assert {labels["pool"] for labels in found.values()} == {"chat"}
+        assert (f"{component}-true" in found, f"{component}-false" in found) == (True, component == "gateway")
+
+
+@with_promtool
+def test_a_plain_prometheus_leaves_out_engines_that_are_not_ready(tmp_path):
+    config, _ = yaml.safe_load((ROOT / "docs/examples/prometheus.yaml").read_text())["scrape_configs"]
+    del config["kubernetes_sd_configs"]
+    found = kept(config, tmp_path)
+    assert sorted(found) == ["engine-true", "gateway-false", "gateway-true"]
+    assert {(labels["namespace"], labels["pool"]) for labels in found.values()} == {("serving", "chat")}
 
 
 def rendered(rules, prometheus=render.NO_PROMETHEUS):

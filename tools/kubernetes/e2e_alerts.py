@@ -143,9 +143,11 @@ def _targets(cluster: e2e_cluster.Cluster) -> list[dict[str, Any]]:
     found = []
     for pod in json.loads(cluster.kubectl("get", "pods", "--all-namespaces", "-o", "json"))["items"]:
         metadata, address = pod["metadata"], pod["status"].get("podIP")
+        conditions = {item["type"]: item["status"] for item in pod["status"].get("conditions", ())}
         labels = {
             "__meta_kubernetes_namespace": metadata["namespace"],
             "__meta_kubernetes_pod_name": metadata["name"],
+            "__meta_kubernetes_pod_ready": conditions.get("Ready", "").lower(),
             **{
                 f"__meta_kubernetes_pod_label_{_label(key)}": value for key, value in metadata.get("labels", {}).items()
             },

@@ -1,7 +1,8 @@
 """Alerts about the causes of trouble: full queues, silent engines, a lost store, certificates, policies, the operator.
 
 Series of gateways and engines have the labels `namespace` and `pool` from the scrape configuration, those of the operator
-from the operator. A counter that begins with its first event shows no increase for it: faults need a second one.
+from the operator. A counter that begins with its first event shows no increase for it, so `_changed` also compares values.
+The counters of the operator begin at 0: those of queues at its start, those of decisions before the first one of a pool.
 """
 
 import rule_model
@@ -13,6 +14,19 @@ LONG_WAIT_S = 30
 DAYS_LEFT = 14
 SWITCHES = 4
 BEHIND_S = 60
+
+
+def _changed(counter: str) -> str:
+    """The series of a counter that grew in the last 15 minutes, or whose value differs from that of 15 to 30 minutes ago.
+
+    The first sample of a series may already be the whole count of a burst, of which `increase` shows nothing. Then there is
+    no earlier value. An old count that cannot be read for up to 15 minutes has the same value as before; after a longer
+    time it counts as new, for 15 minutes and no longer. The values are looked for in the whole 15 minutes, so a failed
+    scrape changes nothing, and a fault of a process that then ends is told as long. A process that restarts in its pod and
+    reaches exactly its old count within 15 minutes looks like one that was not read for a time, and is not told.
+    """
+    now, before = f"last_over_time({counter}[15m])", f"last_over_time({counter}[15m] offset 15m)"
+    return f"(increase({counter}[15m]) > 0 or ({now} unless {now} == {before}))"
 
 
 def groups() -> tuple[rule_model.Group, ...]:
@@ -124,14 +138,14 @@ POOLS = (
 FAULTS = (
     rule_model.Alert(
         name="TidegateGatewayFault",
-        expr="sum by (namespace, pool, loop) (increase(tidegate_background_errors_total[15m])) > 0",
+        expr=f"sum by (namespace, pool, loop) {_changed('tidegate_background_errors_total')} > 0",
         severity="warning",
         summary="A background loop of a gateway raises exceptions.",
         description=f"The loop {{{{ $labels.loop }}}} of the gateways of the {OF_POOL} raises exceptions; it goes on.",
     ),
     rule_model.Alert(
         name="TidegatePolicyFault",
-        expr="sum by (namespace, pool, hook) (increase(tidegate_engine_policy_failures_total[15m])) > 0",
+        expr=f"sum by (namespace, pool, hook) {_changed('tidegate_engine_policy_failures_total')} > 0",
         severity="warning",
         summary="A policy or regulator raises exceptions.",
         description=f"The hook {{{{ $labels.hook }}}} raises exceptions in engines of the {OF_POOL}.",
@@ -153,6 +167,17 @@ OPERATOR = (
         lasts="5m",
         summary="No operator holds the Lease.",
         description="Operators run in {{ $labels.namespace }} and none acts. Pools serve; changes and steering stop.",
+    ),
+    rule_model.Alert(
+        name="TidegateOperatorAbsent",
+        # A crash-looping operator is active now and then, so one that is active counts from half of the last 10 minutes on.
+        expr='count(count by (namespace, pool) (tidegate_policy_info{pool!=""}))'
+        " unless on () count_over_time((max(tidegate_operator_active) == 1)[10m:1m]) >= 5",
+        severity="warning",
+        lasts="5m",
+        summary="No operator is seen to act.",
+        description="Prometheus reads {{ $value }} pools and, for most of 10 minutes, no operator that acts. Pools serve; "
+        "changes and steering stop.",
     ),
     rule_model.Alert(
         name="TidegateOperatorErrors",
