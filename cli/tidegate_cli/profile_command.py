@@ -8,7 +8,7 @@ import pathlib
 import platform
 import sys
 
-from tidegate_cli import profile_document, profile_estimate, profile_measurement
+from tidegate_cli import base_url, profile_document, profile_estimate, profile_measurement
 from tidegate_cli.command_errors import Failed, Usage
 from tidegate_policy.cost import CostModel
 from tidegate_policy.predict import cost_fit
@@ -109,7 +109,7 @@ def document(engine: profile_measurement.Engine, fitted: cost_fit.Fit, options: 
 
 
 async def _measured(options: argparse.Namespace) -> tuple[profile_measurement.Engine, list[cost_fit.Timing]]:
-    url = options.url.rstrip("/").removesuffix("/v1")
+    url = base_url.of(options.url)
     engine = await profile_measurement.inspect(url)
     timings = await profile_measurement.measure(
         engine,

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tidegate_cli import api_key, openloop
+from tidegate_cli import api_key, base_url, openloop
 from tidegate_cli.command_errors import Failed, Usage
 from tidegate_policy import duration
 from tidegate_sim import time_left, trace_format
@@ -184,7 +184,7 @@ def _planned(call: trace_format.TraceCall, options: argparse.Namespace, run: str
 
 
 async def _replay(planned: Sequence[openloop.Planned], options: argparse.Namespace) -> openloop.Result:
-    url = options.url.rstrip("/").removesuffix("/v1")
+    url = base_url.of(options.url)
     headers = api_key.headers()
     try:
         model = options.model or await openloop.only_model(url, headers)

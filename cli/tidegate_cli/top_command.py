@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 
-from tidegate_cli import api_key, terminal_text, top_view
+from tidegate_cli import api_key, base_url, terminal_text, top_view
 from tidegate_cli.command_errors import Failed, Usage
 
 URL = "http://127.0.0.1:8000"
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if not 0 < options.interval <= LONGEST_S:
         raise Usage(f"--interval must be more than 0 and at most {LONGEST_S:.0f}")
-    url = options.url if "://" in options.url else f"http://{options.url}"
+    url = base_url.of(options.url)
     if options.json or options.once or not sys.stdout.isatty():
         state = asyncio.run(_once(url))
         if options.json:

@@ -119,7 +119,8 @@ async def _run(options: argparse.Namespace, combined: up_settings.Combined, toke
     try:
         code = await _serve(options, combined, family, stop, token)
     finally:
-        sys.stderr.write("stopping: running calls may finish; press Ctrl-C again to end them\n")
+        if stop.is_set():
+            sys.stderr.write("stopping: running calls may finish; press Ctrl-C again to end them\n")
         await family.stop()
     return INTERRUPTED if hurry.is_set() else code
 

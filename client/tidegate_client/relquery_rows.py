@@ -81,7 +81,7 @@ def _request(
     name = given or f"rq-{uuid.uuid4().hex}"
     body = {**fields, "id": name, "model": model, "template": template, "rows": list(rows), "stream": False}
     if deadline_s is not None:
-        body["deadline_ms"] = call_headers.milliseconds(deadline_s)
+        body["deadline_ms"] = call_headers.milliseconds("deadline_s", deadline_s)
     return name, body, {"idempotency_key": name}
 
 

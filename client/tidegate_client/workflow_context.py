@@ -49,7 +49,7 @@ class _Declared(Generic[call_headers.Client]):
             name: value
             for name, value in (
                 ("id", id),
-                ("deadline_ms", call_headers.milliseconds(deadline_s)),
+                ("deadline_ms", call_headers.milliseconds("deadline_s", deadline_s)),
                 ("template", template),
                 ("stages", [_stage(stage) for stage in stages]),
             )

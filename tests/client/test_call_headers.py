@@ -1,6 +1,9 @@
 """The headers of the client helper are the headers that the gateway reads."""
 
 import inspect
+from typing import Any
+
+import pytest
 
 import tidegate_client
 from tidegate_gateway.openai import http_headers
@@ -20,3 +23,21 @@ def test_the_gateway_reads_every_header() -> None:
 
 def test_what_is_not_given_has_no_header() -> None:
     assert tidegate_client.headers() == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        ({"deadline_s": 0}, "deadline_s must be a number of seconds"),
+        ({"deadline_s": -3}, "deadline_s must be a number of seconds"),
+        ({"deadline_s": "20s"}, "deadline_s must be a number of seconds"),
+        ({"ttft_s": float("nan")}, "ttft_s must be a number of seconds"),
+        ({"tpot_s": float("inf")}, "tpot_s must be a number of seconds"),
+        ({"tenant": "größe"}, "tenant must be printable ASCII"),
+        ({"slo_class": ""}, "slo_class must be printable ASCII"),
+        ({"stage": "a\nb"}, "stage must be printable ASCII"),
+    ],
+)
+def test_an_argument_that_no_header_can_have_is_named(wrong: dict[str, Any], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        tidegate_client.headers(**wrong)
