@@ -78,6 +78,13 @@ def parsed(raw: bytes) -> Table:
         document = plain_yaml.load(raw)
     except plain_yaml.NotPlain as error:
         raise BadSettings(f"the file of auth.keysFile {error}") from error  # the cause would quote the file
+    try:
+        return _table(document)
+    except BadSettings as error:
+        raise BadSettings(*(f"the file of auth.keysFile: {problem}" for problem in error.problems)) from error
+
+
+def _table(document: object) -> Table:
     callers: Table = {}
     for i, key in enumerate(settings_decoder.decode(KeyFile, document, "").keys):
         if not _DIGEST.fullmatch(key.sha256):
