@@ -59,6 +59,7 @@ UNITS = {
 }
 """The unit of a number: by its path, else by the last word of its name."""
 SERVING_POOL = {
+    "skipUnknown": OPERATOR,
     "model": "model.name",
     "services[].nodePool": "nodePools[].name",
     "services[].profile": "nodePools[].profile",
