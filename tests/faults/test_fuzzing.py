@@ -21,8 +21,11 @@ FOLDER = pathlib.Path(__file__).parent
 
 
 def run(*words: str, within_s: float) -> subprocess.CompletedProcess[str]:
-    """A child that runs harnesses; atheris ends its process itself, and the tests here run the compiled core."""
-    command = [sys.executable, "-m", "fuzzing", *words]
+    """A child that runs harnesses; atheris ends its process itself, and the tests here run the compiled core.
+
+    libFuzzer bounds the greatest memory that its process has had. Linux counts that of the process which executed the
+    program, and this one may have had much, so a shell stands between them."""
+    command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-m", "fuzzing", *words]
     environment = {**os.environ, "PYTHONPATH": str(FOLDER), "TIDEGATE_INTERPRETED": "1"}
     return subprocess.run(
         command,
