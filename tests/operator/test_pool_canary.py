@@ -1,5 +1,6 @@
 """A canary on the real API server: decisions reach the Deployments and the gateways, and the status and events say why."""
 
+import asyncio
 import contextlib
 import datetime
 import json
@@ -65,6 +66,14 @@ class Pool:
             if pod["status"].get("podIP")
         }
 
+    async def has_new_engine(self):
+        """Waits for the first engine of the new revision. The controllers may not have told all of the old ones yet when
+        the edit comes, so it is looked at again, as the operator does after their events."""
+        async with asyncio.timeout(120):
+            while len(self.new()) != 1:
+                await asyncio.sleep(0.1)
+                await self.reconcile()
+
     def new(self):
         return {name for name, is_new in self.engines().items() if is_new}
 
@@ -98,12 +107,12 @@ def started(cluster, kubectl, namespace, rules):
 
 
 @pytest.fixture
-def canary_of(started, eventually):
+def canary_of(started):
     @contextlib.asynccontextmanager
     async def make(**more):
         async with started(**more) as pool:
             await pool.edit(engine={"image": "v2"})
-            eventually(lambda: len(pool.new()) == 1)
+            await pool.has_new_engine()
             await pool.observe()  # the base of the counts, and the first step
             await pool.observe()
             yield pool
