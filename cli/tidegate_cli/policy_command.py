@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from tidegate_cli import terminal_text
+from tidegate_cli import base_url, terminal_text
 from tidegate_cli.command_errors import Failed, Usage
 from tidegate_control import pool_token
 from tidegate_policy import duration, policies
@@ -72,11 +72,11 @@ def run(options: argparse.Namespace) -> int:
             raise Usage("--for is the duration of an override; auto ends one")
         if options.duration is not None:
             body["for_s"] = _held_s(options.duration)
-    admin = options.admin if "://" in options.admin else f"http://{options.admin}"
-    answer, engines = asyncio.run(_ask(admin.rstrip("/"), body))
+    admin = base_url.of(options.admin)
+    answer, engines = asyncio.run(_ask(admin, body))
     _show(options, answer, engines)
     if options.verb == "get" and options.watch:
-        asyncio.run(_watch(admin.rstrip("/"), answer, as_json=options.json))
+        asyncio.run(_watch(admin, answer, as_json=options.json))
     return 0
 
 

@@ -153,10 +153,13 @@ class PlanExecution:
             scheduler.adaptive_long_prefill_threshold = False
         for call_id in (*self._yielding, *plan.paused):
             request = scheduler.requests.get(call_id)
-            # vLLM counts the adapters of the calls that compute. Beside one that pauses it would start one too many.
-            if request is not None and not (scheduler.lora_config and request.lora_request):
+            if request is not None and self._can_pause(request):
                 eligible = scheduler.current_step + 2  # `schedule` counts the step first
                 request.next_decode_eligible_step = max(request.next_decode_eligible_step, eligible)
+
+    def _can_pause(self, request: Request) -> bool:
+        """vLLM counts the adapters of the calls that compute. Beside one that pauses it would start one too many."""
+        return not (self._scheduler.lora_config and request.lora_request)
 
     def _preempt(self, call_id: CallId) -> bool:
         """Preempts a running request by vLLM's own method; False if it must pause before."""
@@ -165,7 +168,7 @@ class PlanExecution:
         if request is None or request.status != RequestStatus.RUNNING or request not in scheduler.running:
             return True
         if not scheduler._request_blocks_can_be_freed(request):
-            return bool(scheduler.lora_config and request.lora_request)  # such a request cannot pause
+            return not self._can_pause(request)
         scheduler.running.remove(request)
         scheduler._preempt_request(request, time.monotonic(), drop_stale_output=True)
         scheduler.prev_step_scheduled_req_ids.discard(call_id)  # it may resume in this step

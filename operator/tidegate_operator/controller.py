@@ -212,10 +212,8 @@ class Controller:
         if delay_s is None:
             paced.pools.discard(key)
             body = await self._cache.pool(*key)
-            if (
-                body is not None and "deletionTimestamp" not in body["metadata"]
-            ):  # a pool of this name appeared meanwhile
-                self._wake(key)
+            if body is not None and "deletionTimestamp" not in body["metadata"]:
+                self._wake(key)  # a pool of this name appeared meanwhile
             return None
         following = paced.silent if paced.is_silent(key) else paced.queue
         if following is queue:

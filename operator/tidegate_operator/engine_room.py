@@ -49,10 +49,5 @@ def is_freed_soon(new: Iterable[engine_place.Asks], pods: Iterable[Json], now: d
     )
 
 
-def has_lasted(since: str, patience: float, now: datetime.datetime) -> bool:
-    """Whether the lack of room has lasted for `patience` seconds, if it began at the instant `since`."""
-    return (now - datetime.datetime.fromisoformat(since)).total_seconds() >= patience
-
-
 def timestamp(now: datetime.datetime) -> str:
     return now.astimezone(datetime.UTC).isoformat()

@@ -228,7 +228,7 @@ class Needs:
 
     def lacks_store_s(self, now: datetime.datetime) -> float | None:
         """For how long a gateway has not reached the store; None while all that tell of it do."""
-        return _age_s(self.store["lastTransitionTime"], now) if self.store.get("status") == "False" else None
+        return age_s(self.store["lastTransitionTime"], now) if self.store.get("status") == "False" else None
 
 
 def conditions(
@@ -244,7 +244,7 @@ def conditions(
     `waiting` tells for what parts wait: for their turn to change, or for the readiness of the others."""
     unsettled = [part for part in parts if not part.settled]
     troubles = troubles_of(parts, pods)
-    old = {(each.reason, each.message): each for each in troubles if _age_s(each.since, now) >= TROUBLE_S}
+    old = {(each.reason, each.message): each for each in troubles if age_s(each.since, now) >= TROUBLE_S}
     first = sorted(old.values(), key=lambda each: each.sentence)[:MOST_SENTENCES]
     trouble = [
         *problems,
@@ -325,10 +325,11 @@ def invalid_spec(condition: str, effect: str) -> Condition:
     return Condition(type=condition, status=None, reason=INVALID_SPEC, message=message)
 
 
-def _age_s(since: str, now: datetime.datetime) -> float:
+def age_s(since: str, now: datetime.datetime) -> float:
+    """Seconds since an instant as Kubernetes writes it; 0 for a text that is none."""
     try:
         return (now - datetime.datetime.fromisoformat(since)).total_seconds()
-    except ValueError:
+    except (TypeError, ValueError):  # without a time zone, or no instant
         return 0.0
 
 

@@ -307,7 +307,7 @@ class _Target:
                 return manifest
             since = self._notes.get(engine_room.SINCE) or engine_room.timestamp(now)
             # The room in a quota comes with no new node.
-            if not self._is_over_quota and not engine_room.has_lasted(since, self._patience_s, now):
+            if not self._is_over_quota and pool_status.age_s(since, now) < self._patience_s:
                 return child_metadata.annotated(manifest, {engine_room.SINCE: since})
         manifest["spec"]["strategy"] = {**manifest["spec"]["strategy"], "rollingUpdate": engine_place.IN_PLACE}
         return manifest

@@ -103,16 +103,15 @@ def _stop(name: str, value: Any, allowed: Allowed) -> None:
             raise BadRequest(f"{name}: a text must have at most {LONGEST_STOP} characters", param=name)
 
 
-def _token_ids(name: str, value: Any, allowed: Allowed) -> None:
-    if not isinstance(value, list) or len(value) > MOST_TOKEN_IDS:
-        raise BadRequest(f"{name} must be a list of at most {MOST_TOKEN_IDS} entries", param=name)
-    _any(name, value, allowed)
+def _list(most: int) -> Check:
+    """A check that a field is a list of at most so many entries."""
 
+    def check(name: str, value: Any, allowed: Allowed) -> None:
+        if not isinstance(value, list) or len(value) > most:
+            raise BadRequest(f"{name} must be a list of at most {most} entries", param=name)
+        _any(name, value, allowed)
 
-def _logprob_token_ids(name: str, value: Any, allowed: Allowed) -> None:
-    if not isinstance(value, list) or len(value) > MOST_LOGPROBS:
-        raise BadRequest(f"{name} must be a list of at most {MOST_LOGPROBS} entries", param=name)
-    _any(name, value, allowed)
+    return check
 
 
 def _stream_interval(name: str, value: Any, allowed: Allowed) -> None:
@@ -254,6 +253,7 @@ def _part(part: Any, where: str, allowed: Allowed, seen: int) -> int:
 
 _other, _schema, _text = _sized(OTHER_BYTES), _sized(SCHEMA_BYTES), _sized(SUFFIX_BYTES)
 _tools_size = _sized(TOOLS_BYTES)
+_token_ids, _logprob_token_ids = _list(MOST_TOKEN_IDS), _list(MOST_LOGPROBS)
 _chat_template, _prompt_embeds = _switched("chat_template"), _switched("prompt_embeds")
 _CHECKS: dict[str, Check] = {
     "seed": _integer,
