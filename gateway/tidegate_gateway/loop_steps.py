@@ -12,7 +12,12 @@ T = TypeVar("T")
 AT_ONCE = 64
 """Items of a list in one step."""
 ENDS_AT_ONCE = 8
-"""Calls that are ended in one turn of the event loop."""
+"""Calls that are ended in one turn of the event loop, while few wait."""
+ENDS_PART = 64
+"""While many calls wait for their end, a turn ends one of so many. So the line has a bound wherever calls begin to wait at
+any steady rate: without it, clients that reset connections faster than eight in a turn would fill the memory."""
+MOST_ENDS_AT_ONCE = 128
+"""However many wait."""
 
 
 class TenantTurns:
@@ -109,10 +114,13 @@ class Endings:
         self._waiting: collections.deque[Callable[[], object]] = collections.deque()
         self._room = ENDS_AT_ONCE
         """In this turn."""
+        self._is_planned = False
+        """The next turn of the event loop takes steps, and makes room for others."""
 
     def end(self, step: Callable[[], object]) -> None:
         """Takes the step that ends a call, now or in a later turn."""
-        if self._room == ENDS_AT_ONCE and not self._waiting:
+        if not self._is_planned:
+            self._is_planned = True
             asyncio.get_running_loop().call_soon(self._next)
         if self._room:
             self._room -= 1
@@ -121,7 +129,8 @@ class Endings:
             self._waiting.append(step)
 
     def _next(self) -> None:
-        self._room = ENDS_AT_ONCE
+        self._room = min(max(ENDS_AT_ONCE, len(self._waiting) // ENDS_PART), MOST_ENDS_AT_ONCE)
+        self._is_planned = bool(self._waiting)
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._next)
         while self._waiting and self._room:

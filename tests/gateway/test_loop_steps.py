@@ -103,3 +103,17 @@ async def test_few_calls_end_in_one_turn_of_the_event_loop() -> None:
         endings.end(functools.partial(end, count))
     assert ended == list(range(count + 1))
     assert max(turns.counts.values()) <= 2 * loop_steps.ENDS_AT_ONCE, "a turn of the counter may see parts of two"
+
+
+async def test_the_line_of_ends_has_a_bound_while_clients_hang_up_at_a_steady_rate() -> None:
+    endings, ended = loop_steps.Endings(), list[int]()
+    per_turn = 64  # as many connections as a port accepts in one turn of the event loop
+    for turn in range(1000):
+        for _ in range(per_turn):
+            endings.end(functools.partial(ended.append, turn))
+        await asyncio.sleep(0)
+    waiting = 1000 * per_turn - len(ended)
+    assert waiting <= 1.2 * per_turn * loop_steps.ENDS_PART, "eight in each turn would leave 56,000"
+    while len(ended) < 1000 * per_turn:
+        await asyncio.sleep(0)
+    assert ended == sorted(ended)
