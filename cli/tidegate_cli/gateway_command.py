@@ -42,7 +42,7 @@ def serve(loaded: gateway_settings.Settings, *, log_level: str, file: pathlib.Pa
     except settings_decoder.BadSettings as error:
         raise Usage("\n".join(error.problems)) from None
     except OSError as error:
-        raise Failed(f"the gateway cannot listen: {error}") from None
+        raise Failed(f"the gateway cannot start: {error.strerror or error}") from None
     return 0
 
 

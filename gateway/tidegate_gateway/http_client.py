@@ -196,6 +196,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._lost is None:
             self._lost = ConnectionLost("it closed the connection")
+        if self._in_line:
+            self._turns.leave(self._read_on)
         # Both know this object: a cycle would keep it.
         self._transport, self._parser = None, _NO_PARSER
         self._wake()

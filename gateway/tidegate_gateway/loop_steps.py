@@ -27,7 +27,9 @@ class TenantTurns:
     def __init__(self, at_once: int = 1) -> None:
         self.at_once = at_once
         self._taken = 0
-        self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
+        self._waiting: collections.OrderedDict[str, collections.OrderedDict[asyncio.Future[None], None]] = (
+            collections.OrderedDict()
+        )
         """Whose turn it is next, and who waits longest, come first."""
 
     def __len__(self) -> int:
@@ -49,7 +51,7 @@ class TenantTurns:
             self._taken += 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, {})[turn] = None
+        self._waiting.setdefault(tenant, collections.OrderedDict())[turn] = None
         try:
             await turn
         except asyncio.CancelledError:
@@ -62,10 +64,8 @@ class TenantTurns:
     def give_back(self) -> None:
         """Gives the turn to the next one that waits."""
         while self._waiting:
-            tenant = next(iter(self._waiting))
-            turns = self._waiting.pop(tenant)
-            turn = next(iter(turns))
-            del turns[turn]
+            tenant, turns = self._waiting.popitem(last=False)
+            turn, _ = turns.popitem(last=False)
             if turns:
                 self._waiting[tenant] = turns  # behind the other tenants
             if not turn.done():  # its task may have been cancelled just now
@@ -75,14 +75,14 @@ class TenantTurns:
 
     def fail(self, error: Callable[[], Exception]) -> None:
         """All requests that wait raise an error of their own at once, instead of one after the other."""
-        waiting, self._waiting = self._waiting, {}
+        waiting, self._waiting = self._waiting, collections.OrderedDict()
         for turns in waiting.values():
             for turn in turns:
                 if not turn.done():
                     turn.set_exception(error())
 
     def _leave(self, tenant: str, turn: asyncio.Future[None]) -> None:
-        turns = self._waiting.get(tenant, {})
+        turns = self._waiting.get(tenant, collections.OrderedDict())
         turns.pop(turn, None)
         if not turns:
             self._waiting.pop(tenant, None)

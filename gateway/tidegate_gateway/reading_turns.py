@@ -22,8 +22,8 @@ class ReadingTurns:
     brought many, for half the time of a step at most."""
 
     def __init__(self) -> None:
-        self._line: collections.deque[Callable[[], None]] = collections.deque()
-        self._small: collections.deque[Callable[[], None]] = collections.deque()
+        self._line: collections.OrderedDict[Callable[[], None], None] = collections.OrderedDict()
+        self._small: collections.OrderedDict[Callable[[], None], None] = collections.OrderedDict()
         self._scheduled = False
         self.spent_s = 0.0
         """In this turn of the event loop."""
@@ -57,8 +57,17 @@ class ReadingTurns:
 
     def join(self, resume: Callable[[], None], *, is_small: bool = False) -> None:
         """`resume` is called when it is the connection's turn to read on."""
-        (self._small if is_small else self._line).append(resume)
+        (self._small if is_small else self._line)[resume] = None
         self._schedule()
+
+    def leave(self, resume: Callable[[], None]) -> None:
+        """The connection is lost. Its place would be one of the few of a turn, and would keep what the connection has."""
+        self._line.pop(resume, None)
+        self._small.pop(resume, None)
+
+    def __len__(self) -> int:
+        """The connections that wait for their turn."""
+        return len(self._line) + len(self._small)
 
     def _begin(self) -> None:
         self.spent_s = 0.0
@@ -73,10 +82,10 @@ class ReadingTurns:
         until_s = time.monotonic() + STEP_S / 2
         try:
             for _ in range(len(self._small)):
-                self._small.popleft()()  # which may join a line again
+                self._small.popitem(last=False)[0]()  # which may join a line again
                 if time.monotonic() > until_s:
                     break
             for _ in range(min(AT_ONCE, len(self._line))):
-                self._line.popleft()()
+                self._line.popitem(last=False)[0]()
         finally:
             self._schedule()

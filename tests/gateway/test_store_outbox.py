@@ -113,17 +113,22 @@ async def test_overdue_workflows_end_while_the_ends_of_calls_take_long(until: An
             await self.answers.wait()
             return member("c").record
 
-        async def expire(self, limit: int) -> None:
+        async def expire(self, limit: int) -> bool:
             self.expired += 1
+            return self.expired != 1
 
         async def ends(self, limit: int) -> list[store_contract.End]:
+            rounds.append(self.expired)
             return []
 
+    rounds = list[int]()
     store, metrics = Busy(), prometheus_metrics.Metrics()
     flows, _ = over(store)
     flows.cut(member("c"))
     running = asyncio.create_task(flows.run(background_loop.BackgroundLoops(metrics)))
     await until(lambda: store.expired > 1, 10.0)
+    await until(lambda: rounds)
+    assert rounds[0] == 2, "a full batch is followed by another one in the same round"
     assert flows.unrecorded == 1
     store.answers.set()
     await until(lambda: flows.unrecorded == 0)

@@ -124,6 +124,38 @@ async def test_addresses_take_turns() -> None:
     assert "".join(begun) == "abaaaaaaa"
 
 
+async def test_clients_that_are_gone_keep_nobody_waiting() -> None:
+    line: Any = tls_handshake.HandshakeLine(reading_turns.ReadingTurns())
+    begun: list[str] = []
+    for _ in range(1000):
+        line.join(Waiting("a", begun, gone=True))
+    lost = Waiting("b", begun)
+    line.join(lost)
+    line.leave(lost)
+    line.join(Waiting("a", begun))
+    assert len(line) == 1001
+    async with asyncio.timeout(5):
+        while len(line):
+            await asyncio.sleep(0)
+    assert begun == ["a"]
+
+
+async def test_the_port_cuts_waiting_clients_and_they_leave_the_line(
+    up: Any, until: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[tls_handshake.HandshakeLine] = []
+    monkeypatch.setattr(tls_handshake.HandshakeLine, "_next", lambda line: lines.append(line))
+    limits = {"connections": 10, "connectionsPerAddress": 10}
+    async with up(store=False, tls=test_port_encryption.certificate(tmp_path), limits=limits) as client:
+        sockets = await connected(client.url.removeprefix("http://"), 8, first_message())
+        await until(lambda: lines and len(lines[0]) == 8)
+        for one in list(next(iter(lines[0]._waiting.values())))[:3]:
+            one.abort()
+        await until(lambda: len(lines[0]) == 5)
+        for one in sockets:
+            one.close()
+
+
 async def test_of_too_many_handshakes_that_wait_for_their_clients_the_oldest_are_cut(
     up: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

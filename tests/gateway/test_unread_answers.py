@@ -51,6 +51,23 @@ def test_clients_that_have_taken_nothing_for_a_while_make_room() -> None:
     assert unread.bytes == 10 * LONG - 5
 
 
+def test_the_clients_are_not_all_looked_at_for_each_block() -> None:
+    class Counting(Transport):
+        looks = 0
+
+        def get_write_buffer_size(self) -> int:
+            Counting.looks += 1
+            return self.left
+
+    clock = Clock()
+    unread = unread_answers.UnreadAnswers(10 * LONG, 2000 * LONG, clock)
+    waiting = [Counting(LONG) for _ in range(1000)]
+    for one in waiting:
+        unread.enter(one)
+        clock.now_s += 1e-4
+    assert Counting.looks < 4000, "a look at all for each of them would be half a million"
+
+
 def test_answers_that_began_just_now_are_cut_above_the_second_bound_only() -> None:
     unread = unread_answers.UnreadAnswers(2 * LONG, 4 * LONG, Clock())
     waiting = [Transport(LONG) for _ in range(5)]

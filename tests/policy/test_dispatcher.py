@@ -451,7 +451,7 @@ TestLife = Life.TestCase
 def test_a_first_token_of_a_flooding_tenant_sends_its_next_call() -> None:
     gate = Gate(engines=1)
     for _ in range(16):
-        gate.tenants.observe(8.0, 1.0)
+        gate.tenants.observe(9.0, 1.0)
     gate.on_arrival(0.0, replace(call("honest"), tenant="honest"))
     for number in range(60):
         gate.on_arrival(0.0, replace(call(f"flood-{number}"), tenant="flood"))

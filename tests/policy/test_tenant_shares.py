@@ -99,9 +99,9 @@ def test_a_tenant_that_floods_has_no_headroom_beside_tenants_that_keep_to_their_
     assert flooded == 36, "1.8 times half of the places, and the burst is not twice that"
     held = entered(shares, 0.0, "flood", 60)
     assert held == 0
-    for _ in range(15):
+    for _ in range(18):
         left(shares, "flood")
-        assert entering(shares, 1.0) == [], "it has 0.7 of the 30 places that are its max-min share"
+        assert entering(shares, 1.0) == [], "it has 0.6 of the 30 places that are its max-min share"
     left(shares, "flood")
     assert [one.call.tenant for one in entering(shares, 1.0)] == ["flood"]
 
@@ -152,7 +152,7 @@ def test_calls_that_entered_while_their_tenant_was_alone_are_to_be_held_again_wh
     assert shares.surplus(0.1) == {}
     assert shares.is_fair(0.1)
     shares.competes(0.2, item("first", "quiet").call)
-    assert shares.surplus(0.2) == {"flood": 44}, "0.7 of what the other one does not want is left to it"
+    assert shares.surplus(0.2) == {"flood": 45}, "0.6 of what the other one does not want is left to it"
     assert shares.surplus(0.2) == {}, "not again at once"
     entered(shares, 0.2, "quiet", 1)
     assert not shares.is_fair(0.2)
@@ -397,7 +397,7 @@ def test_calls_at_other_gateways_count() -> None:
     shares = TenantShares(policies.create("fcfs"), bounded=True, limits=lambda: 8.0)
     assert entered(shares, 0.0, "flood", 20) == 20, "alone"
     shares.on_others(1.0, PoolLoad({"quiet": TenantLoad(1, 0, 1.0, 0.0), "flood": TenantLoad(10, 90, 1.0, 0.0)}), 2)
-    assert shares.surplus(1.0) == {"flood": 16}, "its part of 30 - 0.7 * 7"
+    assert shares.surplus(1.0) == {"flood": 17}, "its part of 30 - 0.6 * 7"
     assert not shares.is_owed(1.0, "flood")
     one = item("late", "quiet")
     shares.competes(1.1, one.call)

@@ -1,22 +1,27 @@
-"""The steps of `e2e` with a pool whose engines change under load: a canary that is slower is taken back, a good one is
-followed by all engines, and no call fails.
+"""The steps of `e2e` with a pool whose engines change under load: a canary that is slower is taken back, the API server
+hangs for a while, a good canary is followed by all engines, and no call fails.
 
 The two versions of the engines are two names of one image.
 """
 
 import collections
+import contextlib
 import json
+import time
 
 import e2e_cluster
 
 GATEWAY = f"http://rolling-gateway.{e2e_cluster.WORK}.svc:8000"
 LOAD = "10:800:10"
+HANG_S = 45.0
+"""Longer than the API server waits before it counts a node as lost (40 s), so pools would lose engines if nobody waited."""
 PRESENT, NEXT = e2e_cluster.LOCAL_IMAGES[0], f"{e2e_cluster.LOCAL_IMAGES[0]}-next"
 
 
 def tell(story: e2e_cluster.Story, cluster: e2e_cluster.Cluster) -> None:
     rollout = Rollout(cluster)
     story.check("a canary that answers slowly is taken back, under load", rollout.take_back)
+    story.check("the API server hangs for 45 s under load: no call fails meanwhile", rollout.hang)
     story.check("a canary with the next image is followed by all engines, under load: no call failed", rollout.promote)
 
 
@@ -30,7 +35,7 @@ class Rollout:
     def take_back(self) -> str:
         self._kubectl("apply", "-f", str(e2e_cluster.E2E / "rolling.yaml"))
         self._kubectl("wait", "spool/rolling", "--for=condition=Ready", "--timeout=180s")
-        self._load = e2e_cluster.Load(self._cluster, GATEWAY, "", LOAD)
+        self._load = e2e_cluster.Load(self._cluster, GATEWAY, "", LOAD, LOAD, LOAD)
         before = self._engines()
         self._edit({"simSpeed": 1})
         came_back = e2e_cluster.wait_for(lambda: self._condition("Degraded", "reason") == "RolledBack", timeout_s=240)
@@ -40,6 +45,20 @@ class Rollout:
         e2e_cluster.expect(set(before) <= set(self._engines()), (before, self._engines()))
         return said
 
+    def hang(self) -> str:
+        """Ends the phase of the load, whose calls are counted in `promote`."""
+        assert self._load is not None
+        self._load.next_phase()
+        before = self._engines()
+        with self._cluster.node.without_api_server():
+            time.sleep(HANG_S)
+        answers = e2e_cluster.wait_for(self._api_server_answers, timeout_s=60)
+        e2e_cluster.expect(answers, "the API server does not come back")
+        self._wait_until_settled()
+        e2e_cluster.expect(self._engines() == before, (before, self._engines()))
+        self._load.next_phase()
+        return ", ".join(before)
+
     def promote(self) -> str:
         """The edit also undoes the one that was taken back."""
         self._cluster.node.name_image(PRESENT, NEXT)
@@ -48,11 +67,17 @@ class Rollout:
         e2e_cluster.expect(done, f"{self._engines()}: {self._condition('Progressing', 'message')}")
         self._wait_until_settled()
         assert self._load is not None
-        (counts,) = self._load.end()
-        e2e_cluster.expect(set(counts["status"]) == {"200"} and not counts["broken"], counts)
+        phases = self._load.end()
+        for counts in phases:
+            e2e_cluster.expect(set(counts["status"]) == {"200"} and not counts["broken"], phases)
         reasons = self._kubectl("events", "--for", "spool/rolling", "-o", "jsonpath={.items[*].reason}").split()
         e2e_cluster.expect({"RolledBack", "CanaryStep", "CanaryPromoted"} <= set(reasons), reasons)
-        return f"{json.dumps(counts)}\n{dict(collections.Counter(reasons))}"
+        return f"{json.dumps(phases)}\n{dict(collections.Counter(reasons))}"
+
+    def _api_server_answers(self) -> bool:
+        with contextlib.suppress(e2e_cluster.FailedError):
+            return bool(self._kubectl("get", "spool/rolling", "-o", "name"))
+        return False
 
     def _edit(self, engine: dict[str, str | int]) -> None:
         self._kubectl("patch", "spool/rolling", "--type=merge", "-p", json.dumps({"spec": {"engine": engine}}))

@@ -154,6 +154,8 @@ class Connection(asyncio.Protocol):
         self._waiting_bytes = 0
 
     def connection_lost(self, error: Exception | None) -> None:
+        if self._in_line:
+            self.server.turns.leave(self._read_on)
         self._release_waiting()
         self._data = b""
         self.server.closed(self)
@@ -467,8 +469,8 @@ class Connection(asyncio.Protocol):
             for stream in self._streams.values():
                 stream.window += window - self._stream_window
             self._stream_window = window
+            self._flush()
         self.write(h2.frame(h2.SETTINGS, h2.ACK, 0))
-        self._flush()
 
     def _on_window_update(self, number: int, more: int) -> None:
         self._allowance.spend_owed()

@@ -155,7 +155,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._ignoring:
-            self._incoming.take_turns()
+            self._incoming.discarded(len(data))
         else:
             self._incoming.arrived(data)
 

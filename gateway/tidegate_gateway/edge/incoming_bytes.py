@@ -56,6 +56,8 @@ class IncomingBytes:
     def end(self) -> None:
         """The connection is lost."""
         self._turns.waited(len(self._rest))
+        if self._in_line:
+            self._turns.leave(self._read_on)
         self._rest, self._transport = b"", None
         self._parse, self._reject = (
             _takes_nothing,
@@ -92,13 +94,19 @@ class IncomingBytes:
         if self._transport is not None and not self._in_line:
             self._transport.resume_reading()
 
+    def discarded(self, size: int) -> None:
+        """So many bytes of a client whose connection is over have been read, and nobody needs them."""
+        self._wait_for_turn(size)
+
     def take_turns(self) -> None:
         """Reads nothing more until it is this connection's turn."""
+        self._wait_for_turn(self._request_bytes + len(self._rest))
+
+    def _wait_for_turn(self, size: int) -> None:
         if self._transport is not None and not self._in_line:
             self._in_line = True
             self._transport.pause_reading()
-            is_small = self._request_bytes + len(self._rest) <= reading_turns.SMALL_BYTES
-            self._turns.join(self._read_on, is_small=is_small)
+            self._turns.join(self._read_on, is_small=size <= reading_turns.SMALL_BYTES)
 
     def _take(self, data: bytes) -> None:
         """Parses what the time of the connection allows."""

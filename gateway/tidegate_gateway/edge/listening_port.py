@@ -107,11 +107,16 @@ def _is_gone(accepted: socket.socket) -> bool:
 
 
 async def open_port(factory: Factory, host: str, port: int) -> ListeningPort:
-    """Listens on host:port; port 0 takes a free one. Raises `OSError` when the port is taken."""
+    """Listens on host:port; port 0 takes a free one. Raises `OSError`, which names the address, when the port is taken."""
     acceptor = _Acceptor(factory)
     # asyncio's servers take None for every address: "::" alone would leave out IPv4.
-    server = await asyncio.get_running_loop().create_server(
-        acceptor, None if host == EVERY_ADDRESS else host, port, backlog=BACKLOG
-    )
+    try:
+        server = await asyncio.get_running_loop().create_server(
+            acceptor, None if host == EVERY_ADDRESS else host, port, backlog=BACKLOG
+        )
+    except OSError as error:
+        number = error.errno or 0  # negative for a host that is not known
+        reason = os.strerror(number).lower() if number > 0 else error.strerror
+        raise OSError(error.errno, f"{host}:{port}: {reason}") from None
     acceptor.listens(server)
     return ListeningPort(server, acceptor)

@@ -7,13 +7,15 @@ import asyncio
 import collections
 import select
 import ssl
+import time
 from collections.abc import Callable
 
 from tidegate_gateway import process_memory, reading_turns
 from tidegate_gateway.edge import client_addresses, client_hello, tls_records
 
-AT_ONCE, LOOKS_AT_ONCE = 3, 50
-"""Handshakes that begin in one turn of the event loop, and clients that are looked at for them."""
+AT_ONCE, LOOKS_S = 3, 0.003
+"""Handshakes that begin in one turn of the event loop, and the time for clients that turn out to be gone. In this time more
+of them leave the line than a port accepts in a turn."""
 MOST_OPEN = 1000
 """Handshakes that have begun and wait for their clients; each has 80 KiB. A client answers within a round trip, and when
 there are more, the connection of the one that has waited longest is cut."""
@@ -31,7 +33,9 @@ class HandshakeLine:
     def __init__(self, turns: reading_turns.ReadingTurns) -> None:
         """Connections take `turns` for their records after the handshake."""
         self.turns = turns
-        self._waiting: dict[str, collections.deque[TlsHandshake]] = {}
+        self._waiting: collections.OrderedDict[str, collections.OrderedDict[TlsHandshake, None]] = (
+            collections.OrderedDict()
+        )
         """By the client's address; the one whose turn is next comes first."""
         self._open: dict[TlsHandshake, None] = {}
         self._scheduled = False
@@ -40,8 +44,19 @@ class HandshakeLine:
 
     def join(self, handshake: "TlsHandshake") -> None:
         """The first message of the client has arrived."""
-        self._waiting.setdefault(handshake.address, collections.deque()).append(handshake)
+        self._waiting.setdefault(handshake.address, collections.OrderedDict())[handshake] = None
         self._schedule()
+
+    def leave(self, handshake: "TlsHandshake") -> None:
+        """The connection is lost before its turn."""
+        line = self._waiting.get(handshake.address, collections.OrderedDict())
+        line.pop(handshake, None)
+        if not line:
+            self._waiting.pop(handshake.address, None)
+
+    def __len__(self) -> int:
+        """The handshakes that wait for their turn."""
+        return sum(map(len, self._waiting.values()))
 
     def began(self, handshake: "TlsHandshake") -> None:
         """The handshake waits for its client."""
@@ -69,15 +84,16 @@ class HandshakeLine:
 
     def _next(self) -> None:
         self._scheduled = False
-        begun = 0
-        for _ in range(LOOKS_AT_ONCE):
-            if not self._waiting or begun >= AT_ONCE:
-                break
-            address = next(iter(self._waiting))
-            line = self._waiting.pop(address)
-            begun += line.popleft().start()
+        begun, until_s = 0, time.monotonic() + LOOKS_S
+        while self._waiting and begun < AT_ONCE:
+            address, line = self._waiting.popitem(last=False)
+            handshake, _ = line.popitem(last=False)
             if line:
                 self._waiting[address] = line  # behind the other addresses
+            if handshake.start():
+                begun += 1
+            elif time.monotonic() > until_s:
+                break
         self._schedule()
 
 
@@ -195,6 +211,8 @@ class TlsHandshake(asyncio.Protocol):
     def _lose(self, error: Exception | None) -> None:
         connection = self._connection
         self._timer.cancel()
+        if self._has_joined:
+            self._line.leave(self)
         self._forget()
         if connection is not None:
             connection.connection_lost(error)

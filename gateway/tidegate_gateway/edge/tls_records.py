@@ -48,6 +48,8 @@ class TlsRecords(asyncio.BufferedProtocol):
         return self._tls.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._in_line:
+            self._turns.leave(self._take_turn)
         self._read_all()
         self._tls.connection_lost(exc)
 

@@ -2,6 +2,7 @@
 read none of them do not fill the memory."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ LONG_BYTES = 64 * 1024
 """Shorter rests of answers do not count."""
 SOFT_BYTES, MOST_BYTES = 64 * 1024 * 1024, 256 * 1024 * 1024
 """Above the first, clients that take nothing are cut; above the second, whoever waits longest."""
+LOOK_S = 0.05
+"""Between two looks at all clients above the first, because a look takes up to a millisecond."""
 PATIENCE_S = 2.0
 """A client that has taken something within this time takes its answer."""
 
@@ -37,6 +40,7 @@ class UnreadAnswers:
         self._soft_bytes, self._most_bytes = soft_bytes, most_bytes
         self._clock = clock
         self._waiting: dict[asyncio.Transport, _Rest] = {}
+        self._looked_at_s = -math.inf
         self.bytes = 0
 
     def enter(self, transport: asyncio.Transport, more: int = 0) -> None:
@@ -46,7 +50,9 @@ class UnreadAnswers:
             self.leave(transport)
             return
         self._note(transport, size, more)
-        if self.bytes > self._soft_bytes:
+        if self.bytes > self._most_bytes or (
+            self.bytes > self._soft_bytes and self._clock() - self._looked_at_s >= LOOK_S
+        ):
             self._make_room()
 
     def leave(self, transport: asyncio.Transport) -> None:
@@ -65,7 +71,8 @@ class UnreadAnswers:
         rest.bytes, rest.more = size, more
 
     def _make_room(self) -> None:
-        impatient_s = self._clock() - PATIENCE_S
+        self._looked_at_s = now_s = self._clock()
+        impatient_s = now_s - PATIENCE_S
         for transport, rest in list(self._waiting.items()):
             self._note(transport, transport.get_write_buffer_size() + rest.more, rest.more)
             if rest.taken_at_s <= impatient_s and self.bytes > self._soft_bytes:

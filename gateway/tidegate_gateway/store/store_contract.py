@@ -199,8 +199,9 @@ class Store(Protocol):
         """The newest workflows by creation, newest first, and whether there are more. Large records make a list shorter
         than `limit`."""
 
-    async def expire(self, limit: int) -> None:
-        """Ends workflows whose grace is over, and forgets ids of those whose records have lapsed."""
+    async def expire(self, limit: int) -> bool:
+        """Ends at most `limit` workflows whose grace is over, and forgets ids of those whose records have lapsed. False if
+        more may be overdue."""
 
     async def ends(self, limit: int) -> list[End]:
         """Workflows that ended by any operation of any gateway; each end is reported once, or never if this gateway or its

@@ -151,15 +151,17 @@ class Valkey:
 
         return await self._steps.convert(found, record), bool(more)
 
-    async def expire(self, limit: int) -> None:
+    async def expire(self, limit: int) -> bool:
         seconds, microseconds = await self.guard(self.client.time())
         due = seconds * 1000 + microseconds // 1000
-        overdue = self.client.zrange(self.key("running"), "-inf", due - 1, byscore=True, offset=0, num=limit)
-        for workflow in map(_text, await self.guard(overdue)):
+        asked = self.client.zrange(self.key("running"), "-inf", due - 1, byscore=True, offset=0, num=limit)
+        overdue = await self.guard(asked)
+        for workflow in map(_text, overdue):
             with contextlib.suppress(store_contract.Rejected):
                 await self._workflow("get", workflow, None, turn_of=None)
         body = _encoded({"gateway": self.gateway, "id": "", "retention_ms": round(self._settings.retention_s * 1000)})
         await self.run("workflow", [self._prefix, self.key("creation:")], ["prune", body])
+        return len(overdue) < limit
 
     async def ends(self, limit: int) -> list[store_contract.End]:
         rows = await self.guard(self.client.lpop(self.key("ends"), limit)) or ()

@@ -45,7 +45,7 @@ RETRY_S = 5.0
 SHOWN_BYTES_PER_S = 4 * 1024 * 1024
 """Of records that the watches of one tenant compare and show. A watch of a large workflow by many clients shows changes
 later."""
-BATCH = 100
+BATCH, MOST_BATCHES = 100, 10
 """Records that one round of housekeeping touches."""
 READS, READ_S = 8, 10.0
 """Reads of workflows by one tenant at a time; a further one waits for so many seconds at most. Records take ten times the
@@ -177,7 +177,9 @@ class Workflows:
         if store is None or not self._link.up:
             return
         try:
-            await store.expire(BATCH)
+            for _ in range(MOST_BATCHES):
+                if await store.expire(BATCH):
+                    break
             for end in await store.ends(10 * BATCH):
                 self._metrics.on_workflow(end.template, end.outcome)
         except store_contract.Unavailable as error:

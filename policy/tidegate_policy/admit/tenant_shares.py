@@ -41,7 +41,7 @@ KEEPS = 2.0
 the others too, and how much work it sends does not."""
 FLOODING = 2.0
 """A tenant that wants more than so many times its bound floods the pool."""
-FLOODS_PART = 0.7
+FLOODS_PART = 0.6
 """Of its max-min share, for a tenant that floods the pool: at the knee batches are deeper than in a quiet pool."""
 ACTIVE_S = 30.0
 """A tenant without calls for longer does not compete."""

@@ -6,13 +6,14 @@ One node for each state folder at a time; a node that is left over from a crash 
 here: GPUs, NetworkPolicy enforcement, more than one machine.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import pathlib
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from localkube import background_processes, control_plane, leftovers, network, pki
@@ -48,6 +49,15 @@ class Node:
         """Starts a program of this machine in the node's network, and waits until it is ready. It ends with the node."""
         self._processes.start(name, command)
         self._processes.wait(name, ready, timeout_s=60)
+
+    @contextlib.contextmanager
+    def without_api_server(self) -> Iterator[None]:
+        """The API server hangs meanwhile: its connections stay open, and nothing answers."""
+        self._processes.pause("kube-apiserver")
+        try:
+            yield
+        finally:
+            self._processes.resume("kube-apiserver")
 
     def process_of(self, container: str) -> int:
         """The process id, on this machine, of the first process of a container. Raises LookupError if it does not run."""
