@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tidegate_policy import policies
-from tidegate_policy.admit import known_tenants
+from tidegate_policy.admit import known_tenants, tenant_record
 from tidegate_policy.admit.known_tenants import MAX_TENANTS
-from tidegate_policy.admit.tenant_load import PoolLoad, TenantLoad
-from tidegate_policy.admit.tenant_shares import TenantShares
+from tidegate_policy.admit.tenant_load import MOST_TOLD, PoolLoad, TenantLoad
+from tidegate_policy.admit.tenant_shares import EACH_S, TenantShares
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import QueuedRequest
 
@@ -104,3 +104,62 @@ def test_those_that_may_be_forgotten_are_those_that_want_nothing(seed: int) -> N
             entered.append(each.call)
         idle = {name for name, tenant in shares._tenants.items() if not tenant.wanted}
         assert shares._remembered._idle.keys() == idle
+
+
+def test_the_exchange_between_gateways_makes_loads_of_the_tenants_alone_that_it_tells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+
+    def counted(*values: Any) -> TenantLoad:
+        made.append(1)
+        return TenantLoad(*values)
+
+    shares = pool()
+    for number in range(500):
+        for call in range(1 + number % 7):
+            sends(shares, 0.0, item(f"{number}-{call}", f"t{number}"))
+    for number in range(100):
+        shares.sends(0.0, item(f"{number}", f"quiet-{number}"), 1.0)
+    monkeypatch.setattr(tenant_record, "TenantLoad", counted)
+    told = shares.load(0.0).tenants
+    assert list(told) == [f"t{number}" for number in range(500) if number % 7 == 6][:MOST_TOLD]
+    assert len(made) <= MOST_TOLD
+    assert all(tenant.told == tenant.entered for tenant in shares._tenants.values()), (
+        "also where others hear nothing of it"
+    )
+
+
+def test_tenants_that_sent_work_of_late_are_told_of_after_those_that_have_calls() -> None:
+    shares = pool()
+    for number in range(2 * MOST_TOLD):
+        shares.sends(0.0, item(f"{number}", f"quiet-{number}"), 1.0 if number % 2 else 1e-3)
+    for number in range(3):
+        sends(shares, 0.0, item(f"{number}", f"busy-{number}"))
+    told = list(shares.load(0.0).tenants)
+    assert told[:3] == ["busy-0", "busy-1", "busy-2"]
+    assert told[3:] == [f"quiet-{number}" for number in range(1, 2 * MOST_TOLD, 2)][: MOST_TOLD - 3]
+
+
+def test_bounds_of_many_tenants_count_for_their_time_although_gateways_tell_each_other_more_often() -> None:
+    asked = 0
+
+    def limits() -> float:
+        nonlocal asked
+        asked += 1
+        return 8.0
+
+    shares = TenantShares(policies.create("fcfs"), bounded=True, limits=limits)
+    for number in range(1000):
+        sends(shares, 0.0, item(f"{number}", f"t{number}"))
+    counts_s = 1000 * EACH_S
+    shares.bounds(1.0)
+    asked = 0
+    for step in range(9):
+        now = 1.0 + step / 10 * counts_s
+        shares.on_others(now, PoolLoad({f"t{step}": TenantLoad(1 + step, 0, 1.0, 0.0)}), 2)
+        shares.bounds(now)
+    assert not asked
+    shares.on_others(1.1 + counts_s, PoolLoad({"other": TenantLoad(5, 0, 1.0, 0.0)}), 2)
+    assert "other" in shares.bounds(1.1 + counts_s), "the bounds come when their time is over"
+    assert asked

@@ -1,10 +1,12 @@
 """Which tenants does a gateway remember, and which one does it forget for a new one?
 
-Clients may invent tenants, so no step here looks at all of them.
+Clients may invent tenants, so no call looks at all of them. What the other gateways are told does.
 """
 
+import heapq
 from collections import OrderedDict
 
+from tidegate_policy.admit.tenant_load import LEAST_RATE, MOST_TOLD, TenantLoad
 from tidegate_policy.admit.tenant_record import TenantRecord
 
 MAX_TENANTS = 1000
@@ -39,3 +41,26 @@ class KnownTenants:
             self._idle.pop(name, None)
         elif name not in self._idle:
             self._idle[name] = None
+
+    def load(self, now: float) -> dict[str, TenantLoad]:
+        """What the other gateways are told: of those tenants that have and want the most here, and then of those that sent
+        work of late."""
+        busy: list[tuple[int, str]] = []
+        quiet: list[str] = []
+        for name, tenant in self.records.items():
+            wanted = tenant.tell()
+            if wanted:
+                busy.append((wanted, name))
+            elif tenant.sent_s:
+                quiet.append(name)
+        told = {name: self.records[name].load(now) for _, name in heapq.nlargest(MOST_TOLD, busy, key=_wanted)}
+        for name in quiet:
+            if len(told) == MOST_TOLD:
+                break
+            if self.records[name].rate(now) > LEAST_RATE:
+                told[name] = self.records[name].load(now)
+        return told
+
+
+def _wanted(entry: tuple[int, str]) -> int:
+    return entry[0]

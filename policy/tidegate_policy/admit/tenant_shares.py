@@ -28,7 +28,7 @@ from dataclasses import replace
 
 from tidegate_policy import policies
 from tidegate_policy.admit import held_calls, known_tenants, pool_places, prompt_window, unfair_look
-from tidegate_policy.admit.tenant_load import PoolLoad, told
+from tidegate_policy.admit.tenant_load import PoolLoad
 from tidegate_policy.admit.tenant_record import LATE_S, TenantRecord, by_wants
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import Policy, QueuedRequest
@@ -209,8 +209,7 @@ class TenantShares:
 
     def load(self, now: float) -> PoolLoad:
         """What the tenants have at this gateway, those that want the most. The caller tells the others."""
-        loads = {name: tenant.load(now) for name, tenant in self._tenants.items()}
-        return told(loads, self._places.shown, self.prompts.tenants(now))
+        return PoolLoad(self._remembered.load(now), self._places.shown, long_prompts=self.prompts.tenants(now))
 
     def on_others(self, now: float, load: PoolLoad, gateways: int) -> None:
         """What the tenants have at the other gateways. These tenants compete here too. The pool has so many gateways."""
@@ -234,7 +233,6 @@ class TenantShares:
                 tenant.seen_at_s = max(tenant.seen_at_s, now)
         self._elsewhere = sum([there.entered for there in loads.values()])
         self._bounds_hold = False
-        self._bounds_until_s = -math.inf
         self._look.is_over(now)
 
     def bounds(self, now: float) -> dict[str, float]:
