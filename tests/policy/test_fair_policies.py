@@ -64,6 +64,35 @@ def test_a_call_that_ends_after_its_preemption_leaves_no_tokens(name: str) -> No
     assert not policy._tokens.outputs(item.call.id)
 
 
+class Compared(tenant_accounts._Served):
+    """A served call that counts how often it is compared with another one."""
+
+    times = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.times += 1
+        return self is other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_calls_that_end_before_their_first_step_are_not_searched_among_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tenant_accounts, "_Served", Compared)
+    monkeypatch.setattr(Compared, "times", 0)
+    policy = create("wfq")
+    items = [policies.QueuedRequest(call=small_engine.call(f"c{number}"), service_s=1.0) for number in range(50)]
+    for one in items:
+        policy.on_arrival(0.0, one)
+        policy.on_start(0.0, one)
+    for one in reversed(items):
+        policy.on_end(0.0, one.call.id)
+    policy.on_tokens(0.0, {})
+    assert Compared.times == 0
+    assert {account.calls for account in policy.accounts.values()} == {0}
+
+
 SMALL, LARGE = (5, 15), (40, 80)
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate_policy import policies
+from tidegate_policy.admit.known_tenants import MAX_TENANTS
 from tidegate_policy.admit.outliers import OutlierSettings
 from tidegate_policy.admit.pool_places import FIRST_CALLS
 from tidegate_policy.admit.prompt_window import YIELDING_TIMES, PoolPrompts, PromptCosts, PromptSeconds
@@ -22,7 +23,6 @@ from tidegate_policy.admit.tenant_shares import (
     HEADROOM,
     KEEPS,
     LEAST_PLACES,
-    MAX_TENANTS,
     TenantShares,
 )
 from tidegate_policy.cost import CostModel

@@ -39,13 +39,6 @@ class PoolLoad:
 NO_LOAD = PoolLoad()
 
 
-def told(loads: Mapping[str, TenantLoad], places: float | None, long_prompts: frozenset[str]) -> PoolLoad:
-    """What a gateway tells the others of its tenants: of those that want the most."""
-    busy = [(name, load) for name, load in loads.items() if load.entered or load.waiting or load.rate > LEAST_RATE]
-    busy.sort(key=lambda item: item[1].entered + item[1].waiting, reverse=True)
-    return PoolLoad(dict(busy[:MOST_TOLD]), places, long_prompts=long_prompts)
-
-
 def merged(loads: Iterable[PoolLoad]) -> PoolLoad:
     """What several gateways tell, as one: the sums of what tenants have and send, and the mean of the places."""
     tenants: dict[str, TenantLoad] = {}

@@ -77,9 +77,15 @@ class TenantRecord:
         """Places that a held call wants."""
         return max(float(call.sequences), held_memory.tokens_of(call) / self.place_tokens)
 
+    def tell(self) -> int:
+        """The others learn now what it has here, of which they are told if it has much. Returns the places that it has or
+        wants here."""
+        entered = self.entered
+        self.told_before, self.told = self.told, entered
+        return entered + self.holds if self.waiting else entered
+
     def load(self, now: float) -> TenantLoad:
-        """What the other gateways are told of the tenant."""
-        self.told_before, self.told = self.told, self.entered
+        """What the other gateways may be told of the tenant."""
         return TenantLoad(self.entered, self.holds, self.weight, self.rate(now))
 
     def free(self, bound: float, gateways: int) -> float:

@@ -23,13 +23,12 @@ small parts (`engine.yielding_prompts`).
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from tidegate_policy import policies
-from tidegate_policy.admit import held_calls, pool_places, prompt_window, unfair_look
-from tidegate_policy.admit.tenant_load import PoolLoad, told
+from tidegate_policy.admit import held_calls, known_tenants, pool_places, prompt_window, unfair_look
+from tidegate_policy.admit.tenant_load import PoolLoad
 from tidegate_policy.admit.tenant_record import LATE_S, TenantRecord, by_wants
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import Policy, QueuedRequest
@@ -49,8 +48,6 @@ NEWEST_CLASS = 0.05
 """The part of the newest call in the weight of its tenant, whose calls are of several classes."""
 LEAST_PLACES = 2
 """Of each tenant, so that a long call does not block the next one."""
-MAX_TENANTS = 1000
-"""Tenants that are remembered; those that have calls here always are."""
 MARGIN = 1e-6
 """Of sequences and seconds; errors of rounding are smaller."""
 FEW, EACH_S = 32, 5e-5
@@ -95,8 +92,8 @@ class TenantShares:
         """The part of the pool's time for each unit of weight."""
         self._bounded = bounded
         self._policy = policy
-        self._tenants: OrderedDict[str, TenantRecord] = OrderedDict()
-        """The one seen least recently first."""
+        self._remembered = known_tenants.KnownTenants()
+        self._tenants = self._remembered.records
         self._look = unfair_look.UnfairLook(self._tenants, self.bounds)
         self._held = self._sequences = 0
         self._tokens = 0
@@ -150,7 +147,7 @@ class TenantShares:
         if tenant.weight != before:
             self._bounds_hold = False
         tenant.seen_at_s = now
-        self._tenants.move_to_end(call.tenant)
+        self._remembered.seen(call.tenant)
         if not tenant.sequences:
             self._look.is_over(now)  # it may be owed a place
 
@@ -189,7 +186,7 @@ class TenantShares:
         """The call waits here; it has left if it had entered."""
         tenant = self._known(item.call.tenant)
         tenant.held.push(now, item)
-        self._count_held(tenant, 1)
+        self._count_held(item.call.tenant, tenant, 1)
 
     def surplus(self, now: float) -> dict[str, int]:
         """Sequences that tenants have beyond their bounds, because they were alone when these entered. Those that still
@@ -212,8 +209,7 @@ class TenantShares:
 
     def load(self, now: float) -> PoolLoad:
         """What the tenants have at this gateway, those that want the most. The caller tells the others."""
-        loads = {name: tenant.load(now) for name, tenant in self._tenants.items()}
-        return told(loads, self._places.shown, self.prompts.tenants(now))
+        return PoolLoad(self._remembered.load(now), self._places.shown, long_prompts=self.prompts.tenants(now))
 
     def on_others(self, now: float, load: PoolLoad, gateways: int) -> None:
         """What the tenants have at the other gateways. These tenants compete here too. The pool has so many gateways."""
@@ -222,19 +218,21 @@ class TenantShares:
         if not loads and not self._others_have:
             return
         self._others_have = bool(loads)
-        for tenant in self._tenants.values():
-            tenant.elsewhere = tenant.waiting_elsewhere = 0
+        for name, tenant in self._tenants.items():
+            if tenant.elsewhere or tenant.waiting_elsewhere:
+                tenant.elsewhere = tenant.waiting_elsewhere = 0
+                self._remembered.wants(name, tenant.wanted)
             tenant.rate_elsewhere = 0.0
         for name, there in loads.items():
             tenant = self._known(name)
             if tenant.seen_at_s == -math.inf and not tenant.wanted:
                 tenant.weight = max(there.weight, 1e-3)
             tenant.elsewhere, tenant.waiting_elsewhere, tenant.rate_elsewhere = there.entered, there.waiting, there.rate
+            self._remembered.wants(name, tenant.wanted)
             if there.entered or there.waiting:
                 tenant.seen_at_s = max(tenant.seen_at_s, now)
         self._elsewhere = sum([there.entered for there in loads.values()])
         self._bounds_hold = False
-        self._bounds_until_s = -math.inf
         self._look.is_over(now)
 
     def bounds(self, now: float) -> dict[str, float]:
@@ -260,7 +258,7 @@ class TenantShares:
         tenant = self._tenants[name]
         item = tenant.held.remove_newest(now)
         if item is not None:
-            self._count_held(tenant, -1)
+            self._count_held(name, tenant, -1)
         return item
 
     def enter(self, now: float, item: QueuedRequest) -> None:
@@ -274,7 +272,7 @@ class TenantShares:
         self._tokens += tenant.memory.add(item.call)
         self.prompts.add(now, tenant.prompts, item.call)
         self.prompts.take_turn(tenant.prompts, tenant.weight, item.call.id)
-        self._wants(tenant)
+        self._wants(item.call.tenant, tenant)
 
     def on_first_token(self, call: Call) -> bool:
         """The prompt of a call is computed. Returns whether held calls waited for that."""
@@ -291,7 +289,7 @@ class TenantShares:
             tenant.sequences = max(tenant.sequences - call.sequences, 0)
             self._tokens -= tenant.memory.remove(call.id)
             self.withdraw(call)
-            self._wants(tenant)
+            self._wants(call.tenant, tenant)
         self._sequences -= call.sequences
 
     def update(self, item: QueuedRequest) -> bool:
@@ -306,7 +304,7 @@ class TenantShares:
         tenant = self._tenants.get(tenant_name)
         item = None if tenant is None else tenant.held.remove(now, call_id)
         if tenant is not None and item is not None:
-            self._count_held(tenant, -1)
+            self._count_held(tenant_name, tenant, -1)
         return item
 
     def on_policy(self, now: float, policy: Policy) -> None:
@@ -329,7 +327,7 @@ class TenantShares:
                 if self._has_prompts(now, tenant, tenant.held.peek().call, floods=floods):
                     break
                 item = tenant.held.pop(now)
-                self._count_held(tenant, -1)
+                self._count_held(name, tenant, -1)
                 free -= tenant.places_of(item.call)
                 item = self.marked(now, item)
                 self.prompts.add(now, tenant.prompts, item.call)
@@ -412,14 +410,16 @@ class TenantShares:
         self._bounds_until_s = now + known * EACH_S if competing and known > FEW else -math.inf
         return self._bounds_found
 
-    def _count_held(self, tenant: TenantRecord, more: int) -> None:
+    def _count_held(self, name: str, tenant: TenantRecord, more: int) -> None:
         tenant.waiting += more
         self._held += more
-        self._wants(tenant)
+        self._wants(name, tenant)
 
-    def _wants(self, tenant: TenantRecord) -> None:
+    def _wants(self, name: str, tenant: TenantRecord) -> None:
         """What the tenant wants has changed."""
-        if not tenant.above < tenant.wanted < tenant.below:
+        wanted = tenant.wanted
+        self._remembered.wants(name, wanted)
+        if not tenant.above < wanted < tenant.below:
             self._bounds_hold = False
 
     def _keeps(self, now: float, tenant: TenantRecord) -> bool:
@@ -482,19 +482,10 @@ class TenantShares:
     def _known(self, name: str) -> TenantRecord:
         tenant = self._tenants.get(name)
         if tenant is None:
-            if len(self._tenants) >= MAX_TENANTS:
-                self._forget_one()
-            tenant = self._tenants[name] = TenantRecord(held_calls.HeldCalls(self._own_policy()))
-            tenant.place_tokens = self._place_tokens
+            tenant = TenantRecord(held_calls.HeldCalls(self._own_policy()), place_tokens=self._place_tokens)
+            self._remembered.add(name, tenant)
             self._bounds_hold = False
         return tenant
 
     def _own_policy(self) -> Policy:
         return policies.create(self._policy.name, self._policy.parameters)
-
-    def _forget_one(self) -> None:
-        for name, tenant in self._tenants.items():
-            if not tenant.wanted:
-                del self._tenants[name]
-                self._bounds_hold = False
-                return

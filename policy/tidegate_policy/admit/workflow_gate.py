@@ -18,6 +18,10 @@ workflows. Before `FIRST_WORKFLOWS` have finished there is no limit.
 Each tenant has means of its own, so that the workflows of one tenant do not decide how many another one may have: a tenant
 may have its share by weight of the limit that its own workflows give. The limit of the pool is the mean of these limits by
 weight, over the tenants that are here. A tenant of which too few workflows have finished has the largest limit of all.
+
+Thousands of tenants may wait, so neither the end of a workflow nor the choice of the next one looks at all of them. Those
+with a limit of their own are at most `KNOWN_TENANTS`. The others have one limit, so the one of them that is next has the
+fewest active workflows for its weight, whether places are free or not, and a heap gives it.
 """
 
 import heapq
@@ -46,6 +50,12 @@ KNOWN_TENANTS = 256
 """Tenants whose means are remembered. The one of which no workflow has finished for longest is forgotten first."""
 
 
+Entry = tuple[float, int, WorkflowId]
+"""A held workflow: its deadline and its arrival."""
+Turn = tuple[float, Entry, str]
+"""A tenant with held workflows: its active workflows for its weight, and the first of the held ones."""
+
+
 @dataclass(slots=True)
 class _Held:
     tenant: str
@@ -58,12 +68,14 @@ class _Held:
 class _Tenant:
     weight: float
     limit: int
-    """Workflows that it might have if it were alone; 0 = any number."""
+    """Workflows that it might have if it were alone, as its own have shown; 0 = as the largest of all tenants."""
     active: int = 0
     held: int = 0
     """Workflows that wait."""
-    order: list[tuple[float, int, WorkflowId]] = field(default_factory=list)
-    """A heap of held workflows by deadline and arrival. Entries of workflows that are not held are skipped."""
+    order: list[Entry] = field(default_factory=list)
+    """A heap of held workflows by deadline and arrival. The first one is held; later entries may be out of date."""
+    turn: Turn | None = None
+    """Its valid entry among the turns of the tenants without a limit of their own."""
 
 
 class WorkflowGate:
@@ -90,8 +102,12 @@ class WorkflowGate:
         """The workflow of each held call."""
         self._tenants: dict[str, _Tenant] = {}
         """The tenants with active or held workflows."""
-        self._weights = self._limits = 0.0
-        """The sums of their weights, and of their limits times their weights."""
+        self._turns: list[Turn] = []
+        """A heap of those that wait without a limit of their own. The first entry is valid; later ones may be old."""
+        self._limited: dict[str, _Tenant] = {}
+        """Those of them that wait and have a limit of their own."""
+        self._weights = self._limits = self._unlimited = 0.0
+        """The sums of their weights, of their own limits times their weights, and of the weights of those without one."""
         self._tenant_of: dict[WorkflowId, str] = {}
         """The tenant of each active workflow."""
         self._arrivals = 0
@@ -110,7 +126,8 @@ class WorkflowGate:
         """Workflows of all tenants that may be active; None = any number."""
         if not self._bounded or not self._largest:
             return None
-        return max(round(self._limits / self._weights), 1) if self._tenants else self._largest
+        limits = self._limits + self._unlimited * self._largest
+        return max(round(limits / self._weights), 1) if self._tenants else self._largest
 
     @property
     def active(self) -> int:
@@ -147,6 +164,7 @@ class WorkflowGate:
             if deadline_at_s is None:
                 deadline_at_s = item.call.due_or_patience_at_s + item.call.left_s
             heapq.heappush(tenant.order, (deadline_at_s, held.place, workflow))
+            self._take_place(item.call.tenant, tenant)
         held.items[item.call.id] = item
         self._workflow_of[item.call.id] = workflow
 
@@ -196,13 +214,14 @@ class WorkflowGate:
         pool."""
         means = self._means_of.setdefault(tenant, saturation.Means())
         self._means_of.move_to_end(tenant)
-        if len(self._means_of) > KNOWN_TENANTS:
-            self._means_of.popitem(last=False)
+        forgotten = self._means_of.popitem(last=False)[0] if len(self._means_of) > KNOWN_TENANTS else tenant
         self._means.observe(path_s, demand_s)
         means.observe(path_s, demand_s)
         self._largest = max(map(_limit, self._means_of.values())) or _limit(self._means)
-        for name, known in self._tenants.items():
-            self._weigh(known, known.weight, self._limit_of(name))
+        for name in (tenant, forgotten):
+            known = self._tenants.get(name)
+            if known is not None:
+                self._weigh(name, known, known.weight)
 
     def release(self, now: float) -> list[QueuedRequest]:
         """The calls of the workflows that may start now. The caller calls `enter` for each."""
@@ -236,24 +255,54 @@ class WorkflowGate:
     def _next_tenant(self, limit: int | None) -> str | None:
         """The tenant whose workflow starts next; None if none may start."""
         free = limit is None or self.active < limit
-        first: tuple[float, tuple[float, int, WorkflowId], str] | None = None
-        for name, known in self._tenants.items():
-            if known.held and (free or known.active < self._share(known)):
-                while not self._is_held(known.order[0]):
-                    heapq.heappop(known.order)
-                place = (known.active / known.weight, known.order[0], name)
-                if first is None or place < first:
-                    first = place
+        first: Turn | None = None
+        if self._turns:
+            known = self._tenants[self._turns[0][2]]
+            if free or known.active < self._share(known):
+                first = self._turns[0]
+        for name, known in self._limited.items():
+            if free or known.active < self._share(known):
+                turn = (known.active / known.weight, known.order[0], name)
+                if first is None or turn < first:
+                    first = turn
         return None if first is None else first[2]
+
+    def _take_place(self, name: str, tenant: _Tenant) -> None:
+        """What decides the turn of the tenant may have changed: its active workflows, its weight, its limit, or the first
+        of its held workflows."""
+        while tenant.order and not self._is_held(tenant.order[0]):
+            heapq.heappop(tenant.order)
+        turn: Turn | None = None
+        if tenant.order and not tenant.limit:
+            turn = (tenant.active / tenant.weight, tenant.order[0], name)
+        if turn != tenant.turn:
+            tenant.turn = turn
+            if turn is not None:
+                heapq.heappush(self._turns, turn)
+                if len(self._turns) > 2 * len(self._tenants) + 64:
+                    self._turns = [known.turn for known in self._tenants.values() if known.turn is not None]
+                    heapq.heapify(self._turns)
+            while self._turns and not self._is_valid(self._turns[0]):
+                heapq.heappop(self._turns)
+        if tenant.order and tenant.limit:
+            self._limited[name] = tenant
+        else:
+            self._limited.pop(name, None)
+
+    def _is_valid(self, turn: Turn) -> bool:
+        known = self._tenants.get(turn[2])
+        return known is not None and known.turn == turn
 
     def _share(self, tenant: _Tenant) -> int:
         """Workflows that the tenant may have active whatever the others do: at least one."""
-        return max(math.ceil(tenant.limit * tenant.weight / self._weights - ROUNDING), 1)
+        limit = tenant.limit or self._largest
+        return max(math.ceil(limit * tenant.weight / self._weights - ROUNDING), 1)
 
     def _activate(self, workflow: WorkflowId, name: str, tenant: _Tenant) -> None:
         if workflow not in self._tenant_of:
             self._tenant_of[workflow] = name
             tenant.active += 1
+            self._take_place(name, tenant)
 
     def _pause(self, now: float, workflow: WorkflowId, tenant: str) -> None:
         """The workflow has started, and no call of it is here."""
@@ -280,7 +329,9 @@ class WorkflowGate:
         """The workflow is not active any longer, unless a call of it is here."""
         if self._pauses.pop(workflow, None) is not None:
             name = self._tenant_of.pop(workflow)
-            self._tenants[name].active -= 1
+            tenant = self._tenants[name]
+            tenant.active -= 1
+            self._take_place(name, tenant)
             self._forget_if_gone(name)
 
     def _hold_no_more(self, workflow: WorkflowId) -> None:
@@ -290,6 +341,7 @@ class WorkflowGate:
         if len(tenant.order) > 2 * tenant.held + 64:
             tenant.order = [entry for entry in tenant.order if self._is_held(entry)]
             heapq.heapify(tenant.order)
+        self._take_place(name, tenant)
         self._forget_if_gone(name)
 
     def _tenant(self, name: str, weight: float) -> _Tenant:
@@ -297,28 +349,29 @@ class WorkflowGate:
         known = self._tenants.get(name)
         if known is None:
             known = self._tenants[name] = _Tenant(0.0, 0)
-        self._weigh(known, max(weight, LEAST_WEIGHT), self._limit_of(name))
+        self._weigh(name, known, max(weight, LEAST_WEIGHT))
         return known
 
-    def _limit_of(self, name: str) -> int:
-        """Workflows that the tenant might have if it were alone."""
+    def _weigh(self, name: str, tenant: _Tenant, weight: float) -> None:
+        """The tenant has this weight, and the limit that its workflows have shown by now."""
         means = self._means_of.get(name)
-        return (_limit(means) if means is not None else 0) or self._largest
-
-    def _weigh(self, tenant: _Tenant, weight: float, limit: int) -> None:
+        limit = 0 if means is None else _limit(means)
         self._weights += weight - tenant.weight
         self._limits += weight * limit - tenant.weight * tenant.limit
+        self._unlimited += (0.0 if limit else weight) - (0.0 if tenant.limit else tenant.weight)
         tenant.weight, tenant.limit = weight, limit
+        if weight:
+            self._take_place(name, tenant)
 
     def _forget_if_gone(self, name: str) -> None:
         tenant = self._tenants[name]
         if not tenant.active and not tenant.held:
-            self._weigh(tenant, 0.0, 0)
+            self._weigh(name, tenant, 0.0)
             del self._tenants[name]
             if not self._tenants:
-                self._weights = self._limits = 0.0
+                self._weights = self._limits = self._unlimited = 0.0
 
-    def _is_held(self, entry: tuple[float, int, WorkflowId]) -> bool:
+    def _is_held(self, entry: Entry) -> bool:
         held = self._held.get(entry[2])
         return held is not None and held.place == entry[1]
 

@@ -108,7 +108,7 @@ class TenantPolicy(StaticPolicy):
         self._sharers: dict[CallId, str] = {}
         """The tenants of those calls that share `SHARED_LANE`."""
         self._served: dict[CallId, _Served] = {}
-        self._fresh: list[_Served] = []
+        self._fresh: dict[CallId, _Served] = {}
         """Calls that started after the last step; they are charged the price of their start, not yet their floor."""
         self._tokens = token_counts.TokenCounts()
         self._uncharged: list[CallId] = []
@@ -214,13 +214,13 @@ class TenantPolicy(StaticPolicy):
                 price_s,
                 self.unit(price_s),
             )
-            self._fresh.append(served)
+            self._fresh[item.call.id] = served
             self._tokens.forget(item.call.id)
         return NONE_CHANGED
 
     def on_tokens(self, now: float, computed: Mapping[CallId, Computed]) -> Changed:
         if self._fresh:
-            for call in self._fresh:
+            for call in self._fresh.values():
                 if call.charged_s != call.floor_s:
                     self._charge(call, call.floor_s)
             self._fresh.clear()
@@ -282,8 +282,7 @@ class TenantPolicy(StaticPolicy):
     def _settle(self, call_id: CallId) -> float:
         """The call is no longer served: it is charged exactly the work that it received, and this work is returned."""
         call = self._served.pop(call_id)
-        if call in self._fresh:
-            self._fresh.remove(call)
+        self._fresh.pop(call_id, None)
         work_s = self._work_s(call_id, call, self.context.cost().prefill_s)
         self._tokens.forget(call_id)
         self._charge(call, work_s)
