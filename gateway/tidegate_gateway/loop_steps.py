@@ -13,11 +13,11 @@ AT_ONCE = 64
 """Items of a list in one step."""
 ENDS_AT_ONCE = 8
 """Calls that are ended in one turn of the event loop, while few wait."""
-ENDS_PART = 64
-"""While many calls wait for their end, a turn ends one of so many. So the line has a bound wherever calls begin to wait at
-any steady rate: without it, clients that reset connections faster than eight in a turn would fill the memory."""
-MOST_ENDS_AT_ONCE = 128
-"""However many wait."""
+ENDS_PART = 16
+"""While many calls wait for their end, a turn ends one of so many. So the line has a bound at any steady rate: without it,
+clients that reset connections or streams faster than eight in a turn would fill the memory."""
+MOST_ENDS_AT_ONCE = 256
+"""However many wait. A turn of the event loop begins fewer calls, because it reads for a bounded time."""
 
 
 class TenantTurns:

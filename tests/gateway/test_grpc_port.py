@@ -8,6 +8,7 @@ import hashlib
 import pathlib
 import weakref
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -17,7 +18,7 @@ import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from tidegate_gateway import fake_engine
+from tidegate_gateway import fake_engine, loop_steps
 from tidegate_gateway.edge import grpc_api, grpc_call, http2_connection, http2_frames, http2_server, unread_answers
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
@@ -265,6 +266,25 @@ async def test_the_calls_of_a_port_that_closes_are_told(up: Any) -> None:
             ended = asyncio.create_task(peer.ended(number))
         answer = await ended
         assert (answer.head["grpc-status"], answer.head["grpc-message"]) == ("14", "the gateway ends")
+
+
+async def test_a_call_that_its_client_gives_up_counts_until_its_task_ends(
+    up: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, steps = list[grpc_call.Call](), list[Callable[[], object]]()
+    begin = grpc_call.Call._begin
+    monkeypatch.setattr(grpc_call.Call, "_begin", lambda call: (made.append(call), begin(call)))
+    monkeypatch.setattr(loop_steps.Endings, "end", lambda _, step: steps.append(step))
+    async with fake_engine.engine(first_s=60) as engine, up(engine, listen=LISTEN) as client:
+        async with grpc_peer.connected(client.grpc) as peer:
+            peer.open(grpc_peer.GENERATE, message=grpc_peer.message(generate("x").SerializeToString()), ends=True)
+            await until(lambda: engine.running == 1)
+        budget = made[0]._calls.budget
+        await until(lambda: steps)
+        assert budget.used == 1, "clients that give up calls faster than they end are refused"
+        for step in steps:
+            step()
+        assert budget.used == 0
 
 
 @pytest.mark.parametrize("path", [grpc_peer.GENERATE, grpc_peer.WATCH, REFLECTION])

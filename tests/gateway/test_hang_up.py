@@ -166,3 +166,19 @@ async def test_a_call_that_is_hung_up_leaves_no_cycle_of_objects(
         await asyncio.sleep(0.1)
         found = found_by_collector()
         assert not found
+
+
+async def test_a_call_that_is_shed_leaves_no_cycle_of_objects(up: Any, found_by_collector: Any) -> None:
+    async with fake_engine.engine(first_s=30.0) as engine, up(engine, dispatch={"cap": 1}) as client:
+        held = await started(client, stream=True)
+        found_by_collector()
+        for _ in range(5):
+            headers = {"x-tidegate-deadline-ms": "50"}
+            body = {"model": "fake", "prompt": "x"}
+            async with client.http.post(client.url + "/v1/completions", json=body, headers=headers) as answer:
+                status = answer.status
+            assert status in (429, 503, 504)
+        await asyncio.sleep(0.1)
+        found = found_by_collector()
+        assert not found
+        held.transport.abort()

@@ -163,6 +163,7 @@ class Picker:
         self.exchanges: set[Exchange] = set()
         self.most_exchanges = gateway.settings.limits.connections
         self.costly = costly_requests.CostlyRequests()
+        self.starts = loop_steps.TenantTurns(http_listener.STARTS)
         self.endings = loop_steps.Endings()
         self.guard = handlers.guard
         self.tested = gateway.settings.picker.conformance_tests
@@ -185,10 +186,9 @@ class Picker:
         return found
 
     def exchange(self, stream: http2_stream.Stream) -> "Exchange":
-        has_room = len(self.exchanges) < self.most_exchanges
         made = Exchange(self, stream)
         self.exchanges.add(made)
-        if not has_room:
+        if len(self.exchanges) > self.most_exchanges:
             made.turn_away()
         return made
 
@@ -357,19 +357,20 @@ class Exchange:
     async def _serve(self, request: http_messages.Request) -> None:
         try:
             gateway = self._picker.gateway
+            await self._picker.starts.next(http_headers.named_tenant(request.headers))
+            if self not in self._picker.exchanges:
+                return  # Envoy has given it up meanwhile
             if self._is_plain:
                 await self._hand_over(gateway.clock(), picker_conformance.plain(request, gateway.directory.models))
                 return
             await self._picker.costly.turn(request)
-            now = gateway.clock()
             kind, (route, arguments) = _CALLS.get(request.path), request.route or (None, {})
             if kind is not None:
-                await self._hand_over(now, await self._picker.requests.read(kind, request))
+                await self._hand_over(gateway.clock(), await self._picker.requests.read(kind, request))
             elif route is not None:
                 response = await route.handler(request, **arguments)
-                self._answer(
-                    response.status, {"Content-Type": response.content_type, **response.headers}, response.body
-                )
+                headers = {"Content-Type": response.content_type, **response.headers}
+                self._answer(response.status, headers, response.body)
         except error_table.GatewayError as error:
             self._refuse(error)
         except Exception:
@@ -452,9 +453,8 @@ class Exchange:
         """The client gets the error, if no engine has the call. Else Envoy ends the call for a reason of ours, or goes on
         with it alone."""
         if self._handed_over is None:
-            self._answer(
-                error.row.status, {"Content-Type": "application/json", **error.headers()}, error.body(), error.code
-            )
+            headers = {"Content-Type": "application/json", **error.headers()}
+            self._answer(error.row.status, headers, error.body(), error.code)
         elif error.code in ("workflow_ended", "engine_timeout"):
             self._finish(http2_stream.ABORTED, error.message)
         else:

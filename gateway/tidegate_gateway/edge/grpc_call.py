@@ -158,9 +158,12 @@ class Call:
             grpc_answers.refuse(self, BadRequest("the call ended before its message had come"))
 
     def on_reset(self) -> None:
-        self._release()
-        if self._task is not None:
-            self._calls.endings.end(self._task.cancel)
+        """The call counts until its task ends, so that a client whose calls are over faster than they end is refused."""
+        if self._task is None:
+            self._release()
+        else:
+            self._leave()
+            self._calls.endings.end(self._end)
 
     def cut(self) -> None:
         """Ends the call, because the port closes."""
@@ -259,9 +262,17 @@ class Call:
         self._stream.finish(http2_stream.DEADLINE_EXCEEDED, "the deadline that the client set for the call has passed")
         self.on_reset()
 
+    def _end(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._held.release()
+
     def _release(self) -> None:
         """It is over; nothing of it counts any more."""
         self._held.release()
+        self._leave()
+
+    def _leave(self) -> None:
         self._queued.release()
         self._calls.running.discard(self)
         for timer in self._timers:

@@ -54,8 +54,10 @@ class Placement:
 
     def leave(self) -> None:
         """Takes the call out of the core again."""
-        if self._offer.done() and not self._offer.cancelled():
-            self._offer.exception()  # marks it as seen
+        if self._offer.done() and not self._offer.cancelled() and self._offer.exception() is not None:
+            # Its error knows the frames of the call, and they know this object: a cycle would keep all that they have.
+            self._offer = asyncio.get_running_loop().create_future()
+            self._offer.cancel()
         self.watchdog.close()
         self._placements.leave(self)
 
