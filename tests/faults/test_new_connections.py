@@ -7,18 +7,20 @@ import time
 from typing import Any
 
 import aiohttp
+import grpc_peer
+import hpack
 import pytest
 
+from tidegate_cli.processes import free_port
 from tidegate_gateway import fake_engine
+from tidegate_gateway.edge import http2_frames
+from tidegate_proto.v1 import inference_pb2
 
 pytestmark = pytest.mark.faults
 
 FLOOD = """
 import collections, socket, struct, sys, time
-port, kind, delay_s = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-body = b'{"model": "m", "prompt": "a", "max_tokens": 1000, "stream": true}'
-head = b"POST /v1/completions HTTP/1.1\\r\\nHost: a\\r\\nContent-Type: application/json\\r\\nContent-Length: %d\\r\\n\\r\\n"
-sent = {"half a request": head % 1000 + b"{", "a call": head % len(body) + body}.get(kind)
+port, kind, delay_s, sent = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), bytes.fromhex(sys.argv[4])
 opened, ended = collections.deque(), time.monotonic() + 60
 while time.monotonic() < ended:
     while opened and opened[0][0] <= time.monotonic():
@@ -37,7 +39,29 @@ while time.monotonic() < ended:
                 pass
         opened.append((time.monotonic() + delay_s, client))
 """
-"""A client that opens connections and ends each one after a while."""
+"""A client that opens connections, sends something on each, and ends it after a while."""
+
+BODY = b'{"model": "m", "prompt": "a", "max_tokens": 1000, "stream": true}'
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+
+def calls_over_grpc(count: int) -> bytes:
+    """What a client sends that begins so many calls at once."""
+    request = inference_pb2.GenerateRequest(model="m", prompt="a", max_tokens=1000).SerializeToString()
+    head = [(":method", "POST"), (":scheme", "http"), (":path", grpc_peer.GENERATE), (":authority", "x")]
+    block = hpack.Encoder().encode([*head, ("te", "trailers"), ("content-type", "application/grpc")], huffman=False)
+    sent = http2_frames.PREFACE + http2_frames.frame(http2_frames.SETTINGS, 0, 0, b"")
+    for number in range(1, 2 * count, 2):
+        sent += http2_frames.frame(http2_frames.HEADERS, http2_frames.END_HEADERS, number, block)
+        sent += http2_frames.frame(http2_frames.DATA, http2_frames.END_STREAM, number, grpc_peer.message(request))
+    return sent
+
+
+SENT = {
+    "half a request": HEAD % 1000 + b"{",
+    "a call": HEAD % len(BODY) + BODY,
+    "100 calls over gRPC": calls_over_grpc(100),
+}
 
 
 HONEST = {"x-tidegate-tenant": "honest"}
@@ -58,15 +82,25 @@ async def answered_s(url: str, seconds: float) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "delay_ms"), [("reset", 0), ("ended", 0), ("half a request", 0), ("half a request", 20), ("a call", 20)]
+    ("kind", "delay_ms"),
+    [
+        ("reset", 0),
+        ("ended", 0),
+        ("half a request", 0),
+        ("half a request", 20),
+        ("a call", 20),
+        ("100 calls over gRPC", 20),
+    ],
 )
 async def test_connections_that_are_reset_keep_no_new_client_waiting(
     rig: Any, figure: Any, kind: str, delay_ms: int
 ) -> None:
     async with fake_engine.engine() as engine:
-        gateway = await rig.gateway([engine], None)
-        port = gateway.url.rpartition(":")[2]
-        flood = await asyncio.create_subprocess_exec(sys.executable, "-c", FLOOD, port, kind, str(delay_ms / 1000))
+        grpc_port = free_port()
+        gateway = await rig.gateway([engine], None, grpc_port=grpc_port)
+        port = str(grpc_port) if "gRPC" in kind else gateway.url.rpartition(":")[2]
+        words = [port, kind, str(delay_ms / 1000), SENT.get(kind, b"").hex()]
+        flood = await asyncio.create_subprocess_exec(sys.executable, "-c", FLOOD, *words)
         try:
             await asyncio.sleep(1)
             before = gateway.memory
