@@ -175,13 +175,16 @@ class RelQueryApi:
         *,
         is_new: bool = False,
     ) -> None:
-        """Writes the stream of a relQuery. That of a new one begins at once: its client has to learn the id."""
+        """Writes the stream of a relQuery. That of a new one begins at once: its client has to learn the id.
+        HEAD gets the head alone."""
         lines = LINES in request.header("accept")
         kind = LINES if lines else EVENTS + "; charset=utf-8"
         async with contextlib.aclosing(self._relqueries.follow(record.client_id, after, by)) as pages:
             # Where the relQuery is not new, an error now has a status of its own.
             page: relquery_service.Page | None = None if is_new else await anext(pages)
             await connection.begin(200, {"Content-Type": kind, "Cache-Control": "no-cache", **_headers(record)})
+            if request.method == "HEAD":
+                return
             await connection.write(_block(lines, [orjson.dumps(relquery_view.as_json(record))]))
             written_at_s = self._gateway.clock()
             try:
