@@ -94,6 +94,18 @@ async def test_a_form_may_have_a_template_of_messages(up: Any) -> None:
         assert engine.bodies[0]["messages"][1]["content"].startswith("city ")
 
 
+async def test_texts_of_a_form_stay_texts_if_they_look_like_json(up: Any) -> None:
+    texts = {"user": "42", "cache_salt": "true", "stop": "5"}
+    async with fake_engine.engine() as engine, up(engine) as client:
+        await done(client, data=form(TABLE, "t.csv", "text/csv", **texts, temperature="0"))
+        sent = engine.bodies[-1]
+        assert {name: sent[name] for name in texts} == texts
+        assert sent["temperature"] == 0
+        for given, stop in (('["5", "6"]', ["5", "6"]), ("null", "null"), ("[END", "[END")):
+            await done(client, data=form(TABLE, "t.csv", "text/csv", stop=given))
+            assert engine.bodies[-1]["stop"] == stop
+
+
 async def test_a_file_may_be_larger_than_a_body_of_a_call(up: Any) -> None:
     async with fake_engine.engine() as engine, up(engine, limits={"bodyBytes": 1000}) as client:
         padded = b"".join(b'{"city": "city %d", "more": "%s"}\n' % (i, b"x" * 500) for i in range(12))

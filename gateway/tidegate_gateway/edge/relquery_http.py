@@ -26,8 +26,16 @@ from tidegate_gateway.relqueries import relquery_service, relquery_submission, r
 from tidegate_gateway.store import relquery_store
 from tidegate_gateway.workflows import workflow_service
 
-TEXTS = ("model", "endpoint", "id", "rows_url")
+TEXTS = frozenset(
+    {
+        *("model", "endpoint", "id", "rows_url"),
+        *("user", "safety_identifier", "prompt_cache_key", "cache_salt", "suffix", "reasoning_effort", "service_tier"),
+        *("chat_template", "guided_regex", "guided_grammar"),
+    }
+)
 """Fields of a form that are text; the others are JSON, and text if they are not."""
+TEXTS_OR_LISTS = frozenset({"template", "stop"})
+"""Fields that are text unless they begin as a list."""
 MOST_FIELD_BYTES = 512 * 1024
 ONE_SOURCE = "give rows or rows_url, not both"
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
@@ -247,7 +255,7 @@ def _field(name: str, raw: bytes, part: multipart_form.Part) -> Any:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise BadRequest(f"{name[:64]} is not UTF-8", param=name[:64]) from error
-    if name in TEXTS or (name == "template" and not text.lstrip().startswith("[")):
+    if name in TEXTS or (name in TEXTS_OR_LISTS and not text.lstrip().startswith("[")):
         return text
     try:
         return parsed_request.decoded(content)
