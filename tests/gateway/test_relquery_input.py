@@ -240,6 +240,20 @@ async def test_a_wrong_place_in_the_stream_is_named_before_the_relquery_exists(
         assert not engine.bodies
 
 
+async def test_a_query_that_would_be_ignored_is_an_error(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine) as client:
+        for query, param in (("stream=false", "stream"), ("limit=1", "limit")):
+            status, error, _ = await client.send("POST", f"{PATH}?{query}", json=relquery_requests.body())
+            assert (status, error["error"]["param"]) == (400, param)
+            assert "takes after, at most once each; the other fields are in the body" in error["error"]["message"]
+        assert not engine.bodies
+        _, made, _ = await client.send("POST", PATH, json=relquery_requests.body(3, stream=False))
+        for query in ("limit=1", "limit=1&stream=true"):
+            status, error, _ = await client.send("GET", f"{PATH}/{made['id']}/rows?{query}")
+            assert (status, error["error"]["param"]) == (400, "limit")
+            assert "stream=false" in error["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("data", "kind"),
     [

@@ -62,7 +62,7 @@ class RelQueryApi:
     async def _submit(
         self, request: http_messages.Request, connection: http_connection.Connection
     ) -> http_messages.Response | None:
-        after = _after(request)
+        after = _after(request, _query(request, "after"))
         headers = http_headers.headers_of(request.headers)
         by = http_requester.read(headers)
         fields = http_headers.read(headers)
@@ -153,9 +153,11 @@ class RelQueryApi:
     async def _rows(
         self, request: http_messages.Request, connection: http_connection.Connection, relquery: str
     ) -> http_messages.Response | None:
-        by, query = http_requester.of(request), _query(request)
-        after = _after(request)
+        by, query = http_requester.of(request), _query(request, "after", "stream", "limit")
+        after = _after(request, query)
         if query.get("stream", "true") == "true":
+            if "limit" in query:
+                raise BadRequest("limit goes with stream=false; a stream has all results", param="limit")
             record = await self._relqueries.get(relquery, by)
             await self._follow(request, connection, record, after, by)
             return None
@@ -229,20 +231,24 @@ def _headers(record: relquery_store.RelQueryRecord) -> dict[str, str]:
     return {"x-tidegate-relquery": record.client_id}
 
 
-def _after(request: http_messages.Request) -> int:
+def _after(request: http_messages.Request, query: dict[str, str]) -> int:
     """The number of results that the client has. Raises `BadRequest`."""
-    given = _query(request).get("after") or request.header("last-event-id") or "0"
+    given = query.get("after") or request.header("last-event-id") or "0"
     after = http_headers.whole_number(given)
     if after is None or after < 0:
         raise BadRequest("after (or Last-Event-ID) must be the number of results that the client has", param="after")
     return after
 
 
-def _query(request: http_messages.Request) -> dict[str, str]:
+def _query(request: http_messages.Request, *names: str) -> dict[str, str]:
+    """The query, which has these names at most. Raises `BadRequest`."""
     query = dict(request.query)
-    unknown = sorted(set(query) - {"after", "stream", "limit"})
+    unknown = sorted(set(query) - set(names))
     if unknown or len(query) < len(request.query):
-        raise BadRequest("rows take after, stream and limit, each once", param=(unknown or ["after"])[0][:64])
+        sentence = f"the query of this address takes {', '.join(names)}, at most once each"
+        if request.method == "POST":
+            sentence += "; the other fields are in the body"
+        raise BadRequest(sentence, param=(unknown or ["after"])[0][:64])
     return query
 
 
