@@ -199,6 +199,8 @@ class Decision:
     """Predicted seconds until the engine has finished its backlog."""
     service_s: float
     """Predicted seconds of the call itself on that engine (HexGen eq 2)."""
+    shared_s: float
+    """Predicted seconds by which the other calls on the engine delay it: their work that batching cannot share."""
     slack_s: float | None
     """Seconds between the predicted finish and `due_at_s`. Negative = a predicted miss; None = no deadline."""
     scores: dict[EngineId, float] = field(default_factory=dict)

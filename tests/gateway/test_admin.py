@@ -151,6 +151,7 @@ async def test_the_state_shows_engines_and_decisions_but_no_prompts(up: Any) -> 
         assert state["status"] == "ready"
         assert [shown["accepting"] for shown in state["engines"]] == [True]
         assert state["recent"][0]["engine"] == state["engines"][0]["name"]
+        assert {"service_s", "shared_s", "slack_s"} <= set(state["recent"][0])
         assert "a-secret-prompt" not in text
 
 

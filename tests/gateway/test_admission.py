@@ -178,6 +178,35 @@ async def test_without_a_store_a_tenant_has_its_minute_at_each_gateway(up: Any) 
         assert (await client.ask(max_tokens=60))[0] == 200
 
 
+@pytest.mark.parametrize(("wait_s", "spent"), [(0.0, [700, -700]), (30.0, [700])])
+async def test_a_booking_whose_client_hangs_up_meanwhile_is_given_back(wait_s: float, spent: list[int]) -> None:
+    asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    found: list[int] = []
+
+    class Store:
+        async def spend(self, tenant: str, tokens: int, per_minute: int, *, used: bool = False) -> float:
+            found.append(tokens)
+            asked.set()
+            await may_answer.wait()
+            return wait_s
+
+    link = store_link.StoreLink(cast("store_contract.Store", Store()))
+    link.up = True
+    tokens = tenant_tokens.TenantTokens(link, clock=lambda: 0.0)
+    small = entitlements.Tenant(name="small", tokens_per_minute=1000)
+    call = asyncio.create_task(tokens.book(small, 700))
+    await asked.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    may_answer.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    await tokens.flush()
+    assert found == spent
+
+
 class DeadStore(SlowStore):
     """A store that does not answer until it is back."""
 

@@ -94,6 +94,18 @@ async def test_a_form_may_have_a_template_of_messages(up: Any) -> None:
         assert engine.bodies[0]["messages"][1]["content"].startswith("city ")
 
 
+async def test_texts_of_a_form_stay_texts_if_they_look_like_json(up: Any) -> None:
+    texts = {"user": "42", "cache_salt": "true", "stop": "5"}
+    async with fake_engine.engine() as engine, up(engine) as client:
+        await done(client, data=form(TABLE, "t.csv", "text/csv", **texts, temperature="0"))
+        sent = engine.bodies[-1]
+        assert {name: sent[name] for name in texts} == texts
+        assert sent["temperature"] == 0
+        for given, stop in (('["5", "6"]', ["5", "6"]), ("null", "null"), ("[END", "[END")):
+            await done(client, data=form(TABLE, "t.csv", "text/csv", stop=given))
+            assert engine.bodies[-1]["stop"] == stop
+
+
 async def test_a_file_may_be_larger_than_a_body_of_a_call(up: Any) -> None:
     async with fake_engine.engine() as engine, up(engine, limits={"bodyBytes": 1000}) as client:
         padded = b"".join(b'{"city": "city %d", "more": "%s"}\n' % (i, b"x" * 500) for i in range(12))
@@ -226,6 +238,20 @@ async def test_a_wrong_place_in_the_stream_is_named_before_the_relquery_exists(
         assert "x-tidegate-relquery" not in answered
         assert not client.gateway.relquery_runner.in_flight
         assert not engine.bodies
+
+
+async def test_a_query_that_would_be_ignored_is_an_error(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine) as client:
+        for query, param in (("stream=false", "stream"), ("limit=1", "limit")):
+            status, error, _ = await client.send("POST", f"{PATH}?{query}", json=relquery_requests.body())
+            assert (status, error["error"]["param"]) == (400, param)
+            assert "takes after, at most once each; the other fields are in the body" in error["error"]["message"]
+        assert not engine.bodies
+        _, made, _ = await client.send("POST", PATH, json=relquery_requests.body(3, stream=False))
+        for query in ("limit=1", "limit=1&stream=true"):
+            status, error, _ = await client.send("GET", f"{PATH}/{made['id']}/rows?{query}")
+            assert (status, error["error"]["param"]) == (400, "limit")
+            assert "stream=false" in error["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,28 @@ async def test_rows_that_a_broken_connection_made_its_client_push_twice_become_n
         await one.create(new, owned=True)
 
 
+async def test_a_creation_that_a_broken_connection_made_its_client_send_twice_counts_once(stores: Any) -> None:
+    one, two = stores
+    upload = relquery_store.new_id()
+    await one.push(upload, [b'["a"]'], by="t")
+    new = relquery_store.NewRelQuery(
+        id=relquery_store.new_id(),
+        tenant="t",
+        model="m",
+        spec=b"{}",
+        lasts_ms=60_000,
+        upload=upload,
+        total=1,
+        rows_bytes=5,
+    )
+    created = await one.create(new, owned=True)
+    again = await one.create(new, owned=True)
+    assert dataclasses.replace(again, now_ms=created.now_ms) == created
+    assert await one.rows(new.id, 0, 9, by="t") == [b'["a"]']
+    with pytest.raises(store_contract.Rejected, match="relquery_exists"):
+        await create(two, id=new.id)
+
+
 async def test_a_lapsed_lease_is_taken_over_once(stores: Any, until: Any) -> None:
     one, two = stores
     name = (await create(one, spec=b'{"x": 1}')).id

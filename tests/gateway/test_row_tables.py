@@ -45,6 +45,24 @@ def test_csv_has_quotes_newlines_and_a_byte_order_mark() -> None:
     assert read("csv", table, "{{a}} {{b}}") == [["1", 'x, "y"\r\nz'], ["2", "é"]]
 
 
+@pytest.mark.parametrize("size", [1, 2, 5, 1000])
+@pytest.mark.parametrize(
+    ("kind", "table", "found"),
+    [
+        ("jsonl", '\ufeff{"a": 1}\n{"a": 2}', [["1"], ["2"]]),
+        ("jsonl", '\ufeff{"a": 1}', [["1"]]),
+        ("csv", '\ufeff"a","b\nc"\n1,2\n', [["1"]]),
+        ("csv", "\ufeff\na\n\ufeff1\n", [["\ufeff1"]]),
+        ("jsonl", "\ufeff", []),
+    ],
+)
+def test_a_byte_order_mark_is_left_out_at_the_beginning_alone(
+    kind: row_tables.Format, table: str, found: list[Any], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_tables, "SLICE_BYTES", size)
+    assert read(kind, table.encode()) == found
+
+
 def test_a_csv_field_may_be_as_long_as_a_row() -> None:
     field = "x" * 200_000
     assert read("csv", f'a\n"{field}"\n'.encode(), row_bytes=300_000) == [[field]]

@@ -36,6 +36,7 @@ async def test_a_call_is_a_span_with_its_stages_and_the_engine_continues_it(up: 
     assert (root.attributes["gen_ai.usage.output_tokens"], root.attributes["tidegate.tenant"]) == (4, "t")
     assert root.start_time <= found["admit"].start_time <= found["queue"].start_time <= found["stream"].start_time
     assert found["stream"].end_time <= root.end_time
+    assert found["choose"].attributes["tidegate.shared_s"] == 0
     assert "a-secret" not in str([span.to_json() for span in found.values()])
 
 

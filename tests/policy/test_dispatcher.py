@@ -85,6 +85,16 @@ def test_without_a_bound_every_call_goes_out_on_arrival() -> None:
     assert [sent(gate.on_arrival(0.0, call(str(i)))) for i in range(20)] == [[str(i)] for i in range(20)]
 
 
+def test_the_slack_of_a_decision_is_the_sum_of_its_figures() -> None:
+    gate = dispatcher(engines=1)
+    for i in range(8):
+        gate.on_arrival(0.0, call(str(i)))
+    (found,) = gate.on_arrival(1.0, call("last", due_at_s=10.0))
+    decision = found.decision
+    assert decision.slack_s == pytest.approx(10.0 - 1.0 - decision.service_s - decision.shared_s)
+    assert 0 < decision.shared_s < decision.queue_s, "it joins the batch"
+
+
 def test_with_a_bound_the_rest_wait_under_the_active_policy_and_bind_late() -> None:
     gate = dispatcher("edf", max_inflight=1, engines=1)
     assert sent(gate.on_arrival(0.0, call("first"))) == ["first"]

@@ -217,10 +217,13 @@ class HttpApi:
     async def _watch(
         self, request: http_messages.Request, connection: http_connection.Connection, workflow: str
     ) -> None:
-        """A stream of the workflow: now, after each change, and as it ended."""
+        """A stream of the workflow: now, after each change, and as it ended. HEAD gets the head alone."""
         records = self._workflows.watch(workflow, http_requester.of(request))
         first = await anext(records)  # an error now has a status of its own
         await connection.begin(200, {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"})
+        if request.method == "HEAD":
+            await records.aclose()
+            return
         last = b""
         try:
             await connection.write(_event(first))

@@ -26,8 +26,16 @@ from tidegate_gateway.relqueries import relquery_service, relquery_submission, r
 from tidegate_gateway.store import relquery_store
 from tidegate_gateway.workflows import workflow_service
 
-TEXTS = ("model", "endpoint", "id", "rows_url")
+TEXTS = frozenset(
+    {
+        *("model", "endpoint", "id", "rows_url"),
+        *("user", "safety_identifier", "prompt_cache_key", "cache_salt", "suffix", "reasoning_effort", "service_tier"),
+        *("chat_template", "guided_regex", "guided_grammar"),
+    }
+)
 """Fields of a form that are text; the others are JSON, and text if they are not."""
+TEXTS_OR_LISTS = frozenset({"template", "stop"})
+"""Fields that are text unless they begin as a list."""
 MOST_FIELD_BYTES = 512 * 1024
 ONE_SOURCE = "give rows or rows_url, not both"
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
@@ -54,7 +62,7 @@ class RelQueryApi:
     async def _submit(
         self, request: http_messages.Request, connection: http_connection.Connection
     ) -> http_messages.Response | None:
-        after = _after(request)
+        after = _after(request, _query(request, "after"))
         headers = http_headers.headers_of(request.headers)
         by = http_requester.read(headers)
         fields = http_headers.read(headers)
@@ -145,9 +153,11 @@ class RelQueryApi:
     async def _rows(
         self, request: http_messages.Request, connection: http_connection.Connection, relquery: str
     ) -> http_messages.Response | None:
-        by, query = http_requester.of(request), _query(request)
-        after = _after(request)
+        by, query = http_requester.of(request), _query(request, "after", "stream", "limit")
+        after = _after(request, query)
         if query.get("stream", "true") == "true":
+            if "limit" in query:
+                raise BadRequest("limit goes with stream=false; a stream has all results", param="limit")
             record = await self._relqueries.get(relquery, by)
             await self._follow(request, connection, record, after, by)
             return None
@@ -175,13 +185,16 @@ class RelQueryApi:
         *,
         is_new: bool = False,
     ) -> None:
-        """Writes the stream of a relQuery. That of a new one begins at once: its client has to learn the id."""
+        """Writes the stream of a relQuery. That of a new one begins at once: its client has to learn the id.
+        HEAD gets the head alone."""
         lines = LINES in request.header("accept")
         kind = LINES if lines else EVENTS + "; charset=utf-8"
         async with contextlib.aclosing(self._relqueries.follow(record.client_id, after, by)) as pages:
             # Where the relQuery is not new, an error now has a status of its own.
             page: relquery_service.Page | None = None if is_new else await anext(pages)
             await connection.begin(200, {"Content-Type": kind, "Cache-Control": "no-cache", **_headers(record)})
+            if request.method == "HEAD":
+                return
             await connection.write(_block(lines, [orjson.dumps(relquery_view.as_json(record))]))
             written_at_s = self._gateway.clock()
             try:
@@ -218,20 +231,24 @@ def _headers(record: relquery_store.RelQueryRecord) -> dict[str, str]:
     return {"x-tidegate-relquery": record.client_id}
 
 
-def _after(request: http_messages.Request) -> int:
+def _after(request: http_messages.Request, query: dict[str, str]) -> int:
     """The number of results that the client has. Raises `BadRequest`."""
-    given = _query(request).get("after") or request.header("last-event-id") or "0"
+    given = query.get("after") or request.header("last-event-id") or "0"
     after = http_headers.whole_number(given)
     if after is None or after < 0:
         raise BadRequest("after (or Last-Event-ID) must be the number of results that the client has", param="after")
     return after
 
 
-def _query(request: http_messages.Request) -> dict[str, str]:
+def _query(request: http_messages.Request, *names: str) -> dict[str, str]:
+    """The query, which has these names at most. Raises `BadRequest`."""
     query = dict(request.query)
-    unknown = sorted(set(query) - {"after", "stream", "limit"})
+    unknown = sorted(set(query) - set(names))
     if unknown or len(query) < len(request.query):
-        raise BadRequest("rows take after, stream and limit, each once", param=(unknown or ["after"])[0][:64])
+        sentence = f"the query of this address takes {', '.join(names)}, at most once each"
+        if request.method == "POST":
+            sentence += "; the other fields are in the body"
+        raise BadRequest(sentence, param=(unknown or ["after"])[0][:64])
     return query
 
 
@@ -244,7 +261,7 @@ def _field(name: str, raw: bytes, part: multipart_form.Part) -> Any:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise BadRequest(f"{name[:64]} is not UTF-8", param=name[:64]) from error
-    if name in TEXTS or (name == "template" and not text.lstrip().startswith("[")):
+    if name in TEXTS or (name in TEXTS_OR_LISTS and not text.lstrip().startswith("[")):
         return text
     try:
         return parsed_request.decoded(content)

@@ -164,6 +164,7 @@ def decision(item: recent_decisions.RecentDecision, now: float) -> dict[str, Any
         "queue_s": round(item.queue_s, 4),
         "engine_wait_s": round(item.decision.queue_s, 4),
         "service_s": round(item.decision.service_s, 4),
+        "shared_s": round(item.decision.shared_s, 4),
         "slack_s": None if slack_s is None else round(slack_s, 4),
     }
 

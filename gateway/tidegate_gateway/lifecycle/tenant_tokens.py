@@ -6,6 +6,7 @@ does not answer is not repeated, because the store may have carried it out.
 
 import asyncio
 import collections
+import functools
 from collections.abc import Callable
 
 from tidegate_gateway.observe import background_loop
@@ -33,10 +34,21 @@ class TenantTokens:
         return not self._owed
 
     async def book(self, tenant: entitlements.Tenant, tokens: int) -> None:
-        """Books tokens before a call. Raises `Shed` when the tenant has used its minute."""
-        wait_s = await self._spend(tenant, tokens, used=False)
+        """Books tokens before a call. Raises `Shed` when the tenant has used its minute. If the client hangs up meanwhile,
+        the booking goes on, because the store may have it already, and is given back."""
+        booking = asyncio.ensure_future(self._spend(tenant, tokens, used=False))
+        try:
+            wait_s = await asyncio.shield(booking)
+        except asyncio.CancelledError:
+            booking.add_done_callback(functools.partial(self._left, tenant, tokens))
+            raise
         if wait_s > 0:
             raise error_table.Shed(DropReason.TENANT_LIMIT, retry_after_s=wait_s)
+
+    def _left(self, tenant: entitlements.Tenant, tokens: int, booking: asyncio.Future[float]) -> None:
+        """A booking ended whose call is gone."""
+        if not booking.cancelled() and booking.exception() is None and booking.result() <= 0:
+            self.settle(tenant, used=0, booked=tokens)
 
     async def give_back(self, tenant: entitlements.Tenant, tokens: int) -> None:
         """Takes a booking back: the call was not admitted."""

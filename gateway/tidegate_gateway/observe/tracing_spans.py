@@ -88,6 +88,7 @@ class Trace:
             "tidegate.rule": decision.rule,
             "tidegate.engine_wait_s": decision.queue_s,
             "tidegate.service_s": decision.service_s,
+            "tidegate.shared_s": decision.shared_s,
         }
         if decision.slack_s is not None:
             chosen["tidegate.slack_s"] = decision.slack_s

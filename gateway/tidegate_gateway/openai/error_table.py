@@ -153,10 +153,10 @@ def engine_message(answer: bytes) -> tuple[str, str | None]:
     try:
         error = bounded_json.of_engine(answer)
         error = error.get("error", error)
-        message, param = error.get("message", error), error.get("param")
-    except (ValueError, AttributeError):
+        message, param = str(error.get("message", error)), error.get("param")
+    except (ValueError, AttributeError, RecursionError):  # orjson reads deeper than Python writes
         message, param = answer[:500].decode(errors="replace"), None
-    return str(message)[:500], param if isinstance(param, str) else None
+    return message[:500], param if isinstance(param, str) else None
 
 
 Failure = Literal["busy", "gone", "failed", "rejected", "too-long"]

@@ -1,14 +1,15 @@
 """Which rows run now, and what becomes of a row? Each row is an ordinary call: admitted, queued, dispatched, relayed.
 
 A gateway runs the relQueries whose lease it holds. It renews its leases, and takes over relQueries of gateways that
-are dead. Rows that the store has a result of are never sent again. A row that fails because of engines or load is sent
-again.
+are dead. While it drains, it gives back the lease of each relQuery as soon as no row of it is under way. Rows that the
+store has a result of are never sent again. A row that fails because of engines or load is sent again.
 
 `admit.row_window` decides which relQuery starts its next row, and when. A relQuery asks for each row, and waits for its
 turn.
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 import random
@@ -94,6 +95,8 @@ class RelQueryRunner:
         self._running: dict[str, Running] = {}
         self._large_rows = tenant_places.TenantPlaces(1)
         self._steps = loop_steps.LoopSteps()
+        self._drains = asyncio.Event()
+        """Rows that wait to try again wait no longer."""
         self._loops: background_loop.BackgroundLoops | None = None
         self._group: asyncio.TaskGroup | None = None
 
@@ -237,7 +240,22 @@ class RelQueryRunner:
             self._core.rows.withdraw(relquery)  # its task ends, so its row would never end
 
     async def _look(self) -> None:
+        if self._draining() and self._store is not None:
+            self._drains.set()
+            await self._hand_over(self._store)
         self._give_turn()
+
+    async def _hand_over(self, store: relquery_store.RelQueryStore) -> None:
+        """Gives back the leases of the relQueries without a row under way: no row of theirs starts here any more."""
+        idle = [relquery for relquery in self._running if not self._core.rows.rows_of(relquery)]
+        if not idle or not self._link.up:
+            return
+        try:
+            await store.release(idle)
+        except store_contract.Unavailable:
+            return  # the next look tries again
+        for relquery in idle:
+            self.drop(relquery)
 
     async def _turns(self, loops: background_loop.BackgroundLoops) -> None:
         """Looks whether a row may start, until cancelled."""
@@ -328,10 +346,16 @@ class RelQueryRunner:
             except error_table.GatewayError as error:
                 retry_s = error.retry_after_s
             _give_back(place)
-            await asyncio.sleep(min(max(retry_s or 0.0, LEAST_RETRY_S), MOST_RETRY_S) * random.uniform(0.75, 1.25))
-            if place is not None:
+            await self._pause(min(max(retry_s or 0.0, LEAST_RETRY_S), MOST_RETRY_S) * random.uniform(0.75, 1.25))
+            if place is not None and not self._draining():
                 await place.take()
         return None
+
+    async def _pause(self, seconds: float) -> None:
+        """Waits so long, and no longer once the gateway drains: the row is sent again by its successor."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._drains.wait()
 
     def _prompt_bytes(self, spec: relquery_submission.RelQuerySpec, values: list[str]) -> int:
         try:

@@ -43,7 +43,10 @@ def read(row: int, reply: engine_client.Reply) -> RowResult:
     result |= {name: message[name] for name in _ALSO if message and message.get(name)}
     if choice.get("logprobs") is not None:
         result["logprobs"] = choice["logprobs"]
-    found = orjson.dumps(result)
+    try:
+        found = orjson.dumps(result)
+    except orjson.JSONEncodeError:  # orjson reads deeper than it writes
+        return failed(row, error_table.EngineTrouble("the engine's answer is nested too deeply"))
     if len(found) > MOST_BYTES:
         return failed(row, error_table.BadRequest(f"the answer is larger than {MOST_BYTES} bytes; ask for less"))
     return RowResult(ok=True, text=found)

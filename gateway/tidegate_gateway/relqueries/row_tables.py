@@ -4,6 +4,7 @@ Every reader gives rows to a `RowCollector`, which checks each row against the t
 the first wrong row. A row is counted from 0, as in its result. An error names the row, and for files its line.
 """
 
+import codecs
 import collections
 import csv
 import re
@@ -188,17 +189,19 @@ async def _row_slices(raw: bytes, most: int, steps: LoopSteps) -> tuple[int, int
 
 
 async def _lines(table: AsyncIterator[bytes], most_bytes: int, rows: RowCollector) -> AsyncIterator[bytes]:
-    """Lines with their ends."""
-    rest = b""
+    """Lines with their ends, without the byte order mark of the table."""
+    rest, mark = b"", codecs.BOM_UTF8
     async for piece in table:
         *lines, rest = (rest + piece).split(b"\n")
         for i, line in enumerate(lines):
-            yield line + b"\n"
+            yield line.removeprefix(mark) + b"\n"
+            mark = b""
             if i % SLICE_ROWS == SLICE_ROWS - 1:
                 await rows.steps.next()
         if len(rest) > most_bytes:
             raise row_too_large(rows.where(), most_bytes)
         await rows.steps.next()
+    rest = rest.removeprefix(mark)
     if rest:
         yield rest
 
@@ -237,7 +240,7 @@ async def _read_csv(table: AsyncIterator[bytes], rows: RowCollector, bounds: gat
         if whole.isspace():
             rows.blank()
             continue
-        fields = _csv_fields(whole, number == 1, rows.where(number))
+        fields = _csv_fields(whole, rows.where(number))
         if columns is None:
             columns = _header(fields)
         elif len(fields) != len(columns):
@@ -249,10 +252,9 @@ async def _read_csv(table: AsyncIterator[bytes], rows: RowCollector, bounds: gat
         raise BadRequest(f"{rows.where(number)} has a quote that does not end", param="rows")
 
 
-def _csv_fields(record: bytes, first: bool, where: str) -> list[str]:
+def _csv_fields(record: bytes, where: str) -> list[str]:
     try:
-        text = record.decode("utf-8-sig" if first else "utf-8")
-        (fields,) = csv.reader([text.rstrip("\r\n")], strict=True)
+        (fields,) = csv.reader([record.decode().rstrip("\r\n")], strict=True)
     except (UnicodeDecodeError, csv.Error, ValueError) as error:
         raise BadRequest(f"{where} is not CSV in UTF-8: {error}"[:300], param="rows") from error
     return fields

@@ -66,7 +66,7 @@ class NewRelQuery:
     spec: bytes
     """What the rows have in common, as JSON."""
     upload: str
-    """Where `push` put its rows."""
+    """Where `push` put its rows, under an id that no other creation has."""
     total: int
     rows_bytes: int
     lasts_ms: int
@@ -122,7 +122,8 @@ class RelQueryStore:
         await self._valkey.in_turn(by, lambda: self._valkey.client.unlink(self._key("rows", upload)))
 
     async def create(self, new: NewRelQuery, *, owned: bool) -> RelQueryRecord:
-        """Creates a relQuery, which runs here if `owned`. With the key of an earlier request it is that one's relQuery."""
+        """Creates a relQuery, which runs here if `owned`. With the key of an earlier request it is that one's relQuery. The
+        same creation, sent twice over a broken connection, counts once."""
         once = ""
         if new.key is not None:
             once = hashlib.sha256(f"relquery\n{new.tenant}\0{new.key}".encode()).hexdigest()

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -212,7 +212,7 @@ class Workflows:
         async with self._places.taken(by.tenant or "", READ_S, READERS):
             return await self._ask(lambda store: store.get(known, by=by.tenant), subject)
 
-    async def watch(self, workflow: str, by: Requester) -> AsyncIterator[store_contract.Record | None]:
+    async def watch(self, workflow: str, by: Requester) -> AsyncGenerator[store_contract.Record | None, None]:
         """The workflow now and after each change, until it has ended; None after each `SILENT_S` without a change. Raises
         `GatewayError`."""
         seen: store_contract.Record | None = None

@@ -72,6 +72,11 @@ class RowWindow:
         """Rows under way."""
         return sum(self._rows_of_tenant.values())
 
+    def rows_of(self, relquery: str) -> int:
+        """Rows of the relQuery under way; an unknown relQuery has none."""
+        known = self._relqueries.get(relquery)
+        return 0 if known is None else known.rows
+
     def add(self, relquery: str, tenant: str) -> None:
         """The gateway runs the relQuery from here on."""
         self._relqueries[relquery] = _RelQuery(tenant)

@@ -417,6 +417,7 @@ class Dispatcher:
             rule=self.settings.rule,
             queue_s=chosen.queue_s,
             service_s=price.service_s,
+            shared_s=chosen.shared_s,
             slack_s=context.slack_s(chosen),
             scores=choice.scores,
         )

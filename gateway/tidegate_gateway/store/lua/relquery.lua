@@ -17,7 +17,7 @@ local longest_ms = 9 * 24 * 3600 * 1000 -- the longest deadline, a day of retent
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local FIELDS = { 'id', 'tenant', 'status', 'model', 'total', 'completed', 'failed', 'created_ms', 'expires_ms', 'ended_ms',
-  'bytes', 'rows_bytes', 'owner' } -- all but the spec
+  'bytes', 'rows_bytes', 'owner' } -- all but the spec and the upload
 local NUMBERS = { 'total', 'completed', 'failed', 'created_ms', 'expires_ms', 'ended_ms', 'bytes', 'rows_bytes' }
 
 local PIECE = 8 -- items of a list that are read at once: a result may have 1 MiB
@@ -99,6 +99,8 @@ function operations.create()
     end
   end
   local known = load(args.id)
+  -- A connection that broke after the creation makes its client create the relQuery again.
+  if known and redis.call('HGET', key('record', args.id), 'upload') == args.upload then return shown(known) end
   if known or redis.call('EXISTS', key('record', args.id)) == 1 then return fail('relquery_exists') end
   local function total(name) return tonumber(redis.call('HGET', totals, name) or 0) end
   if total('running:' .. args.tenant) >= args.most_running then return fail('tenant-limit', 'running') end
@@ -112,7 +114,8 @@ function operations.create()
   local owner = args.lease_ms and args.gateway or ''
   redis.call('HSET', key('record', args.id), 'id', args.id, 'tenant', args.tenant, 'status', 'in_progress',
     'spec', ARGV[3], 'model', args.model, 'total', args.total, 'completed', 0, 'failed', 0, 'created_ms', now_ms,
-    'expires_ms', now_ms + args.lasts_ms, 'bytes', 0, 'rows_bytes', args.rows_bytes, 'owner', owner)
+    'expires_ms', now_ms + args.lasts_ms, 'bytes', 0, 'rows_bytes', args.rows_bytes, 'owner', owner,
+    'upload', args.upload)
   -- The record tells what `remove` takes off the totals, so it outlives them, also where no gateway runs for days.
   redis.call('PEXPIRE', key('record', args.id), 2 * longest_ms)
   redis.call('ZADD', leases, args.lease_ms and now_ms + args.lease_ms or 0, args.id)

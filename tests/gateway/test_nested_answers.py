@@ -1,0 +1,40 @@
+"""Answers of engines that can be read and not written, because they are nested deeply, are bad answers of the engine."""
+
+from typing import Any
+
+import orjson
+import pytest
+import relquery_requests
+
+from tidegate_gateway import fake_engine
+from tidegate_gateway.openai import error_table
+
+
+def nested(levels: int) -> bytes:
+    return b'{"a":' * levels + b"1" + b"}" * levels
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"choices": [{"message": {"content": "x"}}], "usage": %s}',
+        b'{"choices": [{"message": {"content": "x"}, "logprobs": %s}]}',
+        b'{"choices": [{"message": {"content": "x", "tool_calls": %s}}]}',
+    ],
+)
+async def test_a_row_with_a_nested_answer_has_an_error_and_the_relquery_ends(up: Any, answer: bytes) -> None:
+    async with fake_engine.engine(garbage=answer % nested(300)) as engine, up(engine) as client:
+        url = client.url + "/v1/relqueries"
+        async with client.http.post(url, json=relquery_requests.body(10, deadline_ms=20_000)) as response:
+            found = await relquery_requests.events(response)
+        assert found[-2][1]["status"] == "completed"
+        results = relquery_requests.of_rows(found)
+        assert {item["error"]["code"] for item in results} == {"engine_failed"}
+        assert all("nested too deeply" in item["error"]["message"] for item in results)
+        assert len(engine.bodies) == 10
+
+
+def test_a_nested_error_of_an_engine_is_told_by_its_first_bytes() -> None:
+    answer = b'{"error": {"message": %s}}' % nested(1000)
+    assert orjson.loads(answer), "orjson reads it"
+    assert error_table.engine_message(answer) == (answer[:500].decode(), None)
