@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import pytest
 from workflow_requests import create, member, state_of
 
 from tidegate_gateway import fake_engine
@@ -79,3 +80,13 @@ async def test_a_workflow_that_is_settled_long_after_its_last_answer_is_listed(u
             return [row["id"] for row in answer["data"]] == ["w"]
 
         await until(listed)
+
+
+async def test_the_share_of_a_stage_is_what_its_workflow_gives_and_not_what_a_class_promises(up: Any) -> None:
+    classes = [{"name": "fast", "deadline": "2s"}]
+    stages = [{"name": "a"}, {"name": "b", "after": ["a"]}]
+    async with fake_engine.engine() as engine, up(engine, classes=classes) as client:
+        _, flow = await create(client, deadline_ms=60_000, stages=stages)
+        await client.ask(headers=member(flow["id"], "a", **{"x-tidegate-class": "fast"}))
+        shares = {stage["name"]: stage["share_ms"] for stage in (await state_of(client, flow["id"]))["stages"]}
+        assert shares == {"a": pytest.approx(30_000, abs=3000), "b": None}
