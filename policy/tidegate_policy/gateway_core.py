@@ -196,7 +196,7 @@ class GatewayCore:
             )
             if facts.most_prompt_tokens is not None:
                 prompt_tokens = min(prompt_tokens, facts.most_prompt_tokens)
-        kind = (facts.tenant, "", slo_class.name, facts.model)
+        kind = promises.own_kind(facts, slo_class.name)
         each = self.lengths.predict(kind, facts.max_tokens, prompt_tokens).expected
         return promises.Draft(
             facts=facts,
