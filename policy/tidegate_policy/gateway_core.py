@@ -341,9 +341,9 @@ class GatewayCore:
         self._forget(now, call_id)
         return self._seen(now, self.dispatcher.on_cancel(now, call_id))
 
-    def on_workflow_end(self, now: float, workflow: WorkflowId, *, ok: bool) -> list[Action]:
+    def on_workflow_end(self, now: float, workflow: WorkflowId, *, ok: bool, lacks: Sequence[str] = ()) -> list[Action]:
         """The workflow is done, or it was cancelled or has expired. The core learns from one that is done."""
-        self.workflows.on_workflow_end(now, workflow, ok=ok)
+        self.workflows.on_workflow_end(now, workflow, ok=ok, uncalled=lacks)
         return self._seen(now, self.dispatcher.on_workflow_end(now, workflow))
 
     # Events of the pool.

@@ -90,3 +90,29 @@ async def test_the_share_of_a_stage_is_what_its_workflow_gives_and_not_what_a_cl
         await client.ask(headers=member(flow["id"], "a", **{"x-tidegate-class": "fast"}))
         shares = {stage["name"]: stage["share_ms"] for stage in (await state_of(client, flow["id"]))["stages"]}
         assert shares == {"a": pytest.approx(30_000, abs=3000), "b": None}
+
+
+async def test_only_a_whole_workflow_of_a_template_teaches_which_of_its_stages_have_no_calls(up: Any) -> None:
+    template = {
+        "name": "text2sql",
+        "stages": [{"name": "plan"}, {"name": "run", "after": ["plan"]}, {"name": "write", "after": ["run"]}],
+    }
+    async with fake_engine.engine() as engine, up(engine, workflows=[template]) as client:
+
+        async def share(**declared: Any) -> tuple[str, int]:
+            _, flow = await create(client, deadline_ms=90_000, **declared)
+            await client.ask(headers=member(flow["id"], "plan"))
+            return flow["id"], (await state_of(client, flow["id"]))["stages"][0]["share_ms"]
+
+        flow, first = await share(template="text2sql")
+        assert first == pytest.approx(30_000, rel=0.1)
+        await client.send("POST", f"/v1/workflows/{flow}/complete")
+        flow, second = await share(template="text2sql")
+        assert second == pytest.approx(30_000, rel=0.2), "the first workflow was completed before its other stages"
+        await client.send("POST", f"/v1/workflows/{flow}/stages/run/complete")
+        await client.ask(headers=member(flow, "write"))
+        assert (await state_of(client, flow))["state"] == "done"
+        _, third = await share(template="text2sql")
+        assert third == pytest.approx(45_000, rel=0.2)
+        _, without = await share(stages=template["stages"])
+        assert without == pytest.approx(30_000, rel=0.2), "it has no template"
