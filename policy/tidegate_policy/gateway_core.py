@@ -426,18 +426,16 @@ class GatewayCore:
         if not result.ok or result.prompt_tokens is None or result.output_tokens is None:
             return
         self.tenant_service.observe(now, call.tenant, result.prompt_tokens + result.output_tokens, call.weight)
-        self.lengths.observe(
-            admitted.kind,
-            output_length.LengthObservation(
-                tenant=facts.tenant,
-                characters=facts.characters,
-                media=facts.media,
-                messages=facts.messages,
-                sequences=call.sequences,
-                prompt_tokens=result.prompt_tokens,
-                output_tokens=result.output_tokens,
-            ),
+        seen = output_length.LengthObservation(
+            tenant=facts.tenant,
+            characters=facts.characters,
+            media=facts.media,
+            messages=facts.messages,
+            sequences=call.sequences,
+            prompt_tokens=result.prompt_tokens,
+            output_tokens=result.output_tokens,
         )
+        self.lengths.observe(admitted.kind, seen)
         if admitted.kind in self._waiting:
             self._predict_again(now, admitted.kind)
         if result.output_tokens:
@@ -458,7 +456,8 @@ class GatewayCore:
             self._learn_tool(admitted, result.tool, result.prompt_tokens)
             admitted.context_tokens, admitted.ended_at_s = result.prompt_tokens + result.output_tokens, ended_at_s
         if admitted.engine is not None:
-            self.engines.on_answer(ended_at_s, admitted.engine, call.id, result.output_tokens, streamed=result.streamed)
+            used = (result.prompt_tokens, result.output_tokens)
+            self.engines.on_answer(ended_at_s, admitted.engine, call.id, used, streamed=result.streamed)
 
     def _waits_no_more(self, admitted: _Admitted) -> None:
         waiting = self._waiting.get(admitted.kind)
