@@ -296,8 +296,8 @@ class EngineTable:
             engine.estimate.on_tokens(now, call, tokens, _crowd(engine))
 
     def on_answer(self, now: float, engine: EngineId, call: CallId, used: tuple[int, int], *, streamed: bool) -> None:
-        """The engine has sent the whole answer; what its steps cost is learned from it. `used`: the tokens of the prompt and
-        of the answer, as the engine counts them."""
+        """The engine has sent the whole answer; what its steps cost is learned from it. `used`: the tokens of the prompt
+        and of the answer, as the engine counts them."""
         known = self._engines.get(engine)
         if known is None or not self._learns(known):
             return
