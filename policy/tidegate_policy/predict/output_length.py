@@ -5,9 +5,9 @@ tenant and the model (`text_density`). The output length follows the calls of th
 workflow template or relQuery, the same stage or class, the same model. A client's `max_tokens` only bounds the
 prediction, because answers rarely reach it.
 
-What a tenant's calls are like says nothing about those of another one. An unknown kind gets the tenant's own mean for the
-model. A tenant that is new to the model gets the middle of the tenants' means, in which each tenant counts once, and the
-usual length as one more of them.
+What a tenant's calls are like says nothing about those of another one. An unknown kind gets the mean of the tenant's calls
+of the same stage or class without a template or a relQuery, else the tenant's own mean for the model. A tenant that is new
+to the model gets the middle of the tenants' means, in which each tenant counts once, and the usual length as one more of them.
 """
 
 import math
@@ -209,9 +209,14 @@ class OutputLengths:
         return lengths.output
 
     def _of(self, kind: Kind) -> Lengths:
-        """The calls of the kind, else those of the tenant, else what is expected of a new tenant."""
-        tenant, model = kind[0], kind[3]
-        known = self._kinds.get(tenant, kind) or self._tenants.get(tenant, model)
+        """The calls of the kind, else those of its class without template or relQuery, else those of the tenant, else
+        what is expected of a new tenant."""
+        tenant, _, name, model = kind
+        known = (
+            self._kinds.get(tenant, kind)
+            or self._kinds.get(tenant, (tenant, "", name, model))
+            or self._tenants.get(tenant, model)
+        )
         if known is not None:
             return known
         every = self._models.get(model)
