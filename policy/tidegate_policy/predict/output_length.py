@@ -7,7 +7,8 @@ prediction, because answers rarely reach it.
 
 What a tenant's calls are like says nothing about those of another one. An unknown kind gets the mean of the tenant's calls
 of the same stage or class without a template or a relQuery, else the tenant's own mean for the model. A tenant that is new
-to the model gets the middle of the tenants' means, in which each tenant counts once, and the usual length as one more of them.
+to the model gets the middle of the tenants' means, in which each tenant counts once, and the usual length as one more of
+them.
 """
 
 import math
