@@ -196,7 +196,7 @@ class GatewayCore:
             )
             if facts.most_prompt_tokens is not None:
                 prompt_tokens = min(prompt_tokens, facts.most_prompt_tokens)
-        kind = (facts.tenant, "", slo_class.name, facts.model)
+        kind = promises.own_kind(facts, slo_class.name)
         each = self.lengths.predict(kind, facts.max_tokens, prompt_tokens).expected
         return promises.Draft(
             facts=facts,
@@ -341,9 +341,9 @@ class GatewayCore:
         self._forget(now, call_id)
         return self._seen(now, self.dispatcher.on_cancel(now, call_id))
 
-    def on_workflow_end(self, now: float, workflow: WorkflowId, *, ok: bool) -> list[Action]:
+    def on_workflow_end(self, now: float, workflow: WorkflowId, *, ok: bool, lacks: Sequence[str] = ()) -> list[Action]:
         """The workflow is done, or it was cancelled or has expired. The core learns from one that is done."""
-        self.workflows.on_workflow_end(now, workflow, ok=ok)
+        self.workflows.on_workflow_end(now, workflow, ok=ok, uncalled=lacks)
         return self._seen(now, self.dispatcher.on_workflow_end(now, workflow))
 
     # Events of the pool.
@@ -426,18 +426,16 @@ class GatewayCore:
         if not result.ok or result.prompt_tokens is None or result.output_tokens is None:
             return
         self.tenant_service.observe(now, call.tenant, result.prompt_tokens + result.output_tokens, call.weight)
-        self.lengths.observe(
-            admitted.kind,
-            output_length.LengthObservation(
-                tenant=facts.tenant,
-                characters=facts.characters,
-                media=facts.media,
-                messages=facts.messages,
-                sequences=call.sequences,
-                prompt_tokens=result.prompt_tokens,
-                output_tokens=result.output_tokens,
-            ),
+        seen = output_length.LengthObservation(
+            tenant=facts.tenant,
+            characters=facts.characters,
+            media=facts.media,
+            messages=facts.messages,
+            sequences=call.sequences,
+            prompt_tokens=result.prompt_tokens,
+            output_tokens=result.output_tokens,
         )
+        self.lengths.observe(admitted.kind, seen)
         if admitted.kind in self._waiting:
             self._predict_again(now, admitted.kind)
         if result.output_tokens:
@@ -458,7 +456,8 @@ class GatewayCore:
             self._learn_tool(admitted, result.tool, result.prompt_tokens)
             admitted.context_tokens, admitted.ended_at_s = result.prompt_tokens + result.output_tokens, ended_at_s
         if admitted.engine is not None:
-            self.engines.on_answer(ended_at_s, admitted.engine, call.id, result.output_tokens, streamed=result.streamed)
+            used = (result.prompt_tokens, result.output_tokens)
+            self.engines.on_answer(ended_at_s, admitted.engine, call.id, used, streamed=result.streamed)
 
     def _waits_no_more(self, admitted: _Admitted) -> None:
         waiting = self._waiting.get(admitted.kind)

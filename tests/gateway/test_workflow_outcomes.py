@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import pytest
 from workflow_requests import create, member, state_of
 
 from tidegate_gateway import fake_engine
@@ -79,3 +80,39 @@ async def test_a_workflow_that_is_settled_long_after_its_last_answer_is_listed(u
             return [row["id"] for row in answer["data"]] == ["w"]
 
         await until(listed)
+
+
+async def test_the_share_of_a_stage_is_what_its_workflow_gives_and_not_what_a_class_promises(up: Any) -> None:
+    classes = [{"name": "fast", "deadline": "2s"}]
+    stages = [{"name": "a"}, {"name": "b", "after": ["a"]}]
+    async with fake_engine.engine() as engine, up(engine, classes=classes) as client:
+        _, flow = await create(client, deadline_ms=60_000, stages=stages)
+        await client.ask(headers=member(flow["id"], "a", **{"x-tidegate-class": "fast"}))
+        shares = {stage["name"]: stage["share_ms"] for stage in (await state_of(client, flow["id"]))["stages"]}
+        assert shares == {"a": pytest.approx(30_000, abs=3000), "b": None}
+
+
+async def test_only_a_whole_workflow_of_a_template_teaches_which_of_its_stages_have_no_calls(up: Any) -> None:
+    template = {
+        "name": "text2sql",
+        "stages": [{"name": "plan"}, {"name": "run", "after": ["plan"]}, {"name": "write", "after": ["run"]}],
+    }
+    async with fake_engine.engine() as engine, up(engine, workflows=[template]) as client:
+
+        async def share(**declared: Any) -> tuple[str, int]:
+            _, flow = await create(client, deadline_ms=90_000, **declared)
+            await client.ask(headers=member(flow["id"], "plan"))
+            return flow["id"], (await state_of(client, flow["id"]))["stages"][0]["share_ms"]
+
+        flow, first = await share(template="text2sql")
+        assert first == pytest.approx(30_000, rel=0.1)
+        await client.send("POST", f"/v1/workflows/{flow}/complete")
+        flow, second = await share(template="text2sql")
+        assert second == pytest.approx(30_000, rel=0.2), "the first workflow was completed before its other stages"
+        await client.send("POST", f"/v1/workflows/{flow}/stages/run/complete")
+        await client.ask(headers=member(flow, "write"))
+        assert (await state_of(client, flow))["state"] == "done"
+        _, third = await share(template="text2sql")
+        assert third == pytest.approx(45_000, rel=0.2)
+        _, without = await share(stages=template["stages"])
+        assert without == pytest.approx(30_000, rel=0.2), "it has no template"

@@ -9,6 +9,7 @@ from tidegate_policy import cost, gateway_core
 from tidegate_policy.admit import promises
 from tidegate_policy.dispatch.engine_table import EngineFacts
 from tidegate_policy.model import Call, CallId, DropReason, EngineId, WorkflowId
+from tidegate_policy.predict import output_length
 
 COST = cost.CostModel(step_s=0.02, prefill_s=1e-4, max_batch=4)
 NAMES = 4600
@@ -24,7 +25,15 @@ class Pool:
         self._number = 0
         self._now = 0.0
 
-    def arrive(self, tenant: str, *, stage: str | None = None, workflow: str = "w", template: str = "") -> Call:
+    def arrive(
+        self,
+        tenant: str,
+        *,
+        stage: str | None = None,
+        workflow: str = "w",
+        template: str = "",
+        group: str | None = None,
+    ) -> Call:
         """A call is promised, and not sent yet."""
         self._number += 1
         facts = promises.CallFacts(
@@ -34,6 +43,7 @@ class Pool:
             characters=400,
             workflow=None if stage is None else f"{tenant} {workflow}",
             stage=stage,
+            group=group,
         )
         draft = self.core.draft(self._now, facts)
         assert not isinstance(draft, DropReason)
@@ -125,3 +135,36 @@ def test_the_budget_of_a_newcomer_follows_tenants_and_not_calls() -> None:
     assert grant.due_at_s == pytest.approx(10.0), "its other stages are as long as the one that is known"
     stranger = dataclasses.replace(flow, tenant="stranger")
     assert pool.core.stage_grant(0.0, stranger, "a", "m").due_at_s == pytest.approx(10.0)
+
+
+def test_the_rows_of_relqueries_change_nothing_of_what_is_predicted_of_other_calls() -> None:
+    pool = Pool()
+    for _ in range(50):
+        pool.serve("acme", 500)
+    for _ in range(200):
+        pool.serve("acme", 2, group="first")
+    assert pool.predicted("acme")[0] == 500
+    row = pool.arrive("acme", group="first")
+    assert row.output_predicted == 2
+    assert pool.arrive("acme", group="second").output_predicted == 500, (
+        "a new relQuery begins like other calls of its class"
+    )
+    for _ in range(3):
+        pool.serve("rows only", 2, group="first")
+    assert pool.arrive("rows only", group="second").output_predicted == 2, "or with the mean of its tenant"
+    facts = promises.CallFacts(id=CallId("chat"), model="m", tenant="acme", characters=400)
+    draft = pool.core.draft(1.0, facts)
+    assert isinstance(draft, promises.Draft)
+    assert draft.tokens_to_book == draft.prompt_tokens + 500
+
+
+def test_many_relqueries_of_one_tenant_take_bounded_memory_and_none_of_another_tenant() -> None:
+    pool = Pool()
+    for _ in range(30):
+        pool.serve("victim", 200, group="its own")
+    for index in range(NAMES):
+        pool.serve("flood", 1, group=f"relQuery {index}")
+    lengths = pool.core.lengths
+    assert len(lengths._kinds) == len(lengths._sized) == output_length.MAX_KINDS
+    assert not pool.core._waiting
+    assert pool.arrive("victim", group="its own").output_predicted == 200

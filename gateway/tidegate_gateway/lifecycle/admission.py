@@ -29,6 +29,8 @@ class AdmittedRequest:
     tenant: entitlements.Tenant
     booked: int
     """Tokens that were booked in the tenant's minute."""
+    share_s: float | None = None
+    """The seconds that its workflow gave it; None = it is in none."""
 
     @property
     def sequence_tokens(self) -> int:
@@ -86,7 +88,14 @@ class Admission:
         grant = None if membership is None else self._grant(now, membership, request.model)
         call = self._core.promise(draft, grant)
         record.call, record.admitted_at_s = call, self._clock()
-        return AdmittedRequest(call=call, request=request, membership=membership, tenant=draft.tenant, booked=booked)
+        return AdmittedRequest(
+            call=call,
+            request=request,
+            membership=membership,
+            tenant=draft.tenant,
+            booked=booked,
+            share_s=None if grant is None else grant.due_at_s - now,
+        )
 
     def _draft(
         self, now: float, call_id: CallId, request: parsed_request.ParsedRequest, record: call_record.CallRecord

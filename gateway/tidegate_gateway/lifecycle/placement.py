@@ -291,9 +291,9 @@ class Placements:
     def finished(self, call: CallId, result: gateway_core.CallResult) -> None:
         self._act(self.core.on_end(self.clock(), call, result))
 
-    def workflow_over(self, workflow: WorkflowId, ok: bool) -> None:
-        """The workflow is done (`ok`), or was cancelled or has expired."""
-        self._act(self.core.on_workflow_end(self.clock(), workflow, ok=ok))
+    def workflow_over(self, workflow: WorkflowId, ok: bool, uncalled: list[str]) -> None:
+        """The workflow is done (`ok`), or was cancelled or has expired. No call came for its stages `uncalled`."""
+        self._act(self.core.on_workflow_end(self.clock(), workflow, ok=ok, lacks=uncalled))
 
     def leave(self, placement: Placement) -> None:
         if self._in_progress.pop(placement.call.id, None) is not None and not placement.ended:

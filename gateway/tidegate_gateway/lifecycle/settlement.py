@@ -21,9 +21,7 @@ class Settlement:
         """The call ended, with a whole answer or without one; awaited before the client can know."""
         self._settle(admitted, record, otherwise=admitted.booked if ok else 0)
         if admitted.membership is not None:
-            call = record.call or admitted.call
-            share_s = None if call.due_at_s is None else call.due_at_s - call.arrived_at_s
-            await self._workflows.ended(admitted.membership, ok=ok, share_s=share_s)
+            await self._workflows.ended(admitted.membership, ok=ok, share_s=admitted.share_s)
 
     def cut(self, admitted: admission.AdmittedRequest, record: call_record.CallRecord) -> None:
         """The client went away before the answer was whole."""

@@ -95,6 +95,17 @@ class Record:
     ended_ms: int | None = None
 
     @property
+    def uncalled(self) -> list[str]:
+        """The declared stages that were over without a call: a client has completed them, or calls of a later stage have
+        begun. The rest of a workflow that was completed early tells nothing."""
+        passed = {name for stage in self.stages if stage.done for name in stage.after}
+        return [
+            stage.name
+            for stage in self.stages
+            if stage.declared and (stage.started or stage.name in passed) and not stage.done and stage.share_ms is None
+        ]
+
+    @property
     def client_id(self) -> str:
         """Its id as clients see it."""
         return tenant_ids.of_client(self.id)

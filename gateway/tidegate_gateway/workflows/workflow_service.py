@@ -87,11 +87,11 @@ class Workflows:
         metrics: prometheus_metrics.Metrics,
         templates: tuple[gateway_settings.Template, ...] = (),
         ends: call_ends.CallEnds | None = None,
-        over: Callable[[WorkflowId, bool], None] = lambda workflow, ok: None,
+        over: Callable[[WorkflowId, bool, list[str]], None] = lambda workflow, ok, uncalled: None,
         ids: tenant_ids.TenantIds = tenant_ids.OF_THE_POOL,
     ) -> None:
         """`ends` keeps the ends that the store could not take. `over` takes each workflow whose end this gateway has
-        recorded, and whether it is done. `ids` says which workflow a client's id means."""
+        recorded, whether it is done, and its stages that had no call. `ids` says which workflow a client's id means."""
         self._ids = ids
         self._over = over
         self._steps = loop_steps.LoopSteps()
@@ -294,7 +294,7 @@ class Workflows:
 
     def _ended(self, record: store_contract.Record) -> store_contract.Record:
         if record.state != "running":
-            self._over(WorkflowId(record.id), record.state == "done")
+            self._over(WorkflowId(record.id), record.state == "done", record.uncalled)
         return record
 
     async def _record(

@@ -102,7 +102,12 @@ class Draft:
         """The calls from whose answers this call's length is predicted."""
         if grant is not None:
             return (grant.tenant, grant.template, grant.stage, self.facts.model)
-        return (self.facts.tenant, "", self.slo_class.name, self.facts.model)
+        return own_kind(self.facts, self.slo_class.name)
+
+
+def own_kind(facts: CallFacts, slo_class: str) -> Kind:
+    """The kind of a call that no workflow has granted a budget. The rows of a relQuery are alike."""
+    return (facts.tenant, facts.group or "", slo_class, facts.model)
 
 
 def entitled(

@@ -55,5 +55,5 @@ def retry(failure: Failure, *, attempt: int, retrying: int, inflight: int, setti
 
 
 def blames_engine(failure: Failure) -> bool:
-    """Whether the failure counts against the engine's health."""
+    """Whether the failure counts against the engine's health, and against what its cache is believed to hold."""
     return failure in (Failure.GONE, Failure.FAILED)

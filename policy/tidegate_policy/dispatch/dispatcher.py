@@ -198,7 +198,7 @@ class Dispatcher:
         inflight, retrying = len(self._out), len(self._retrying)
         again = retries.retry(failure, attempt=out.attempt, retrying=retrying, inflight=inflight, settings=self._retry)
         self._settle(now, call_id)
-        if failure is not retries.Failure.REJECTED:
+        if retries.blames_engine(failure):
             self.prefixes.on_failed(out.call, out.engine)
         if not again:
             return [GiveUp(call=out.call), *self.pump(now)]

@@ -295,12 +295,13 @@ class EngineTable:
         if self._learns(engine):
             engine.estimate.on_tokens(now, call, tokens, _crowd(engine))
 
-    def on_answer(self, now: float, engine: EngineId, call: CallId, output_tokens: int, *, streamed: bool) -> None:
-        """The engine has sent the whole answer; what its steps cost is learned from it."""
+    def on_answer(self, now: float, engine: EngineId, call: CallId, used: tuple[int, int], *, streamed: bool) -> None:
+        """The engine has sent the whole answer; what its steps cost is learned from it. `used`: the tokens of the prompt
+        and of the answer, as the engine counts them."""
         known = self._engines.get(engine)
         if known is None or not self._learns(known):
             return
-        if known.estimate.on_end(now, call, output_tokens, _crowd(known), streamed=streamed):
+        if known.estimate.on_end(now, call, used[1], _crowd(known), streamed=streamed, prompt_tokens=used[0]):
             self._set_cost(known, known.estimate.cost)
 
     def _learns(self, engine: Engine) -> bool:

@@ -195,7 +195,7 @@ class PrefixIndex:
         return told
 
     def on_failed(self, call: Call, engine: EngineId) -> None:
-        """The engine failed the call before its first token, so it may not have computed the prompt."""
+        """The engine is to blame for the failure of the call before its first token: it may have lost what it held."""
         record = self._records.get(engine)
         for key in (*call.blocks, _session_key(call)) if record is not None else ():
             if record is not None and key in record.entries:

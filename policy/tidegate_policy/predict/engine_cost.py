@@ -8,7 +8,7 @@ engine idle gives a second equation, its own prefill.
 The profile of the engine is the first estimate. Without a profile it is the cost of the other engines (`guess`), so that an
 engine that comes or restarts draws no more than its part of the calls before it has answered any. A prompt that is half
 computed when a window begins or ends makes the equation uncertain by a part of its time, and it weighs less. The work of
-other gateways is estimated from the number of their calls.
+other gateways is estimated from the number of their calls. The engine's usage corrects what a prompt was predicted to be.
 """
 
 import math
@@ -36,6 +36,8 @@ PARTIAL = 0.3
 DISBELIEF = 1.0
 """Share of the prompts believed to be cached that an engine may have computed all the same: its cache may have lost them,
 or the call before may still have been computing them. It makes an equation uncertain."""
+FAR_OFF = 1.5
+"""The factor by which the prediction of a prompt must be wrong before its work is corrected at the end of the call."""
 CHANGED = 0.02
 """An estimate is used when it differs by this share from the one in use, so that prices are not computed for nothing."""
 SPACING_S = 0.05
@@ -143,11 +145,24 @@ class EngineCost:
             self._first_token(now, stream, crowd)
         self._decoded(stream, tokens)
 
-    def on_end(self, now: float, call_id: CallId, output_tokens: int, crowd: float, *, streamed: bool) -> bool:
-        """The whole answer came. Returns whether `cost` has changed."""
-        stream = self._streams.pop(call_id, None)
+    def on_end(
+        self,
+        now: float,
+        call_id: CallId,
+        output_tokens: int,
+        crowd: float,
+        *,
+        streamed: bool,
+        prompt_tokens: int | None = None,
+    ) -> bool:
+        """The whole answer came, and the engine counted `prompt_tokens`; None = as predicted. Returns whether `cost` has
+        changed."""
+        stream = self._streams.get(call_id)
         if stream is None:
             return False
+        if prompt_tokens is not None:
+            self._correct(stream, prompt_tokens)
+        self._streams.pop(call_id, None)
         self._prefilling.pop(call_id, None)
         if not stream.first_at_s:
             self._first_token(now, stream, crowd)
@@ -193,6 +208,29 @@ class EngineCost:
         stream.tokens = stream.sequences
         stream.first_at_s, stream.first, stream.crowd = now, replace(self._work), crowd
         stream.partial = max(self._prefilling.values(), default=0)
+
+    def _correct(self, stream: _Stream, prompt: int) -> None:
+        """The engine counted `prompt` tokens for the call. Where the prediction was far off, the work that was counted
+        since its first token is corrected, also for the calls that came or began their answers after it."""
+        predicted, uncached, attended = stream.prompt_tokens, stream.uncached, stream.attended
+        if not prompt or predicted / FAR_OFF <= prompt <= predicted * FAR_OFF:
+            return
+        stream.prompt_tokens, stream.uncached = prompt, max(round(prompt * uncached / predicted), 1)
+        cached = prompt - stream.uncached
+        stream.attended = (prompt * (prompt + 1) - cached * (cached + 1)) // 2
+        if not stream.first_at_s:
+            return
+        since = [self._work]
+        for other in self._streams.values():
+            if other.sent_at_s >= stream.first_at_s:
+                since.append(other.before)
+            if other.first_at_s >= stream.first_at_s:
+                since.append(other.first)
+        for work in since:
+            work.uncached += stream.uncached - uncached
+            work.attended += stream.attended - attended
+            work.believed += prompt - stream.uncached - (predicted - uncached)
+        self._work.context += (stream.tokens - stream.sequences) * (prompt - predicted)
 
     def _learn_prefill(self, stream: _Stream, steps: int) -> None:
         """The time to the first token of a call that had the engine for itself."""

@@ -2,12 +2,13 @@
 
 The gateway has no tokenizer. A prompt is counted in characters and divided by the characters per token observed for the
 tenant and the model (`text_density`). The output length follows the calls of the same kind: the same tenant, the same
-workflow template, the same stage or class, the same model. A client's `max_tokens` only bounds the prediction, because
-answers rarely reach it.
+workflow template or relQuery, the same stage or class, the same model. A client's `max_tokens` only bounds the
+prediction, because answers rarely reach it.
 
-What a tenant's calls are like says nothing about those of another one. An unknown kind gets the tenant's own mean for the
-model. A tenant that is new to the model gets the middle of the tenants' means, in which each tenant counts once, and the
-usual length as one more of them.
+What a tenant's calls are like says nothing about those of another one. An unknown kind gets the mean of the tenant's calls
+of the same stage or class without a template or a relQuery, else the tenant's own mean for the model. A tenant that is new
+to the model gets the middle of the tenants' means, in which each tenant counts once, and the usual length as one more of
+them.
 """
 
 import math
@@ -42,8 +43,8 @@ MAX_MODELS = 1024
 """Models of which it is remembered that they read images."""
 
 Kind = tuple[str, str, str, str]
-"""(tenant, template or "", stage or class, model). An operator's template is the same for all of its tenants, but what they
-send is not, so each tenant has kinds of its own."""
+"""(tenant, template, relQuery or "", stage or class, model). An operator's template is the same for all of its tenants, but
+what they send is not, so each tenant has kinds of its own."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -209,9 +210,14 @@ class OutputLengths:
         return lengths.output
 
     def _of(self, kind: Kind) -> Lengths:
-        """The calls of the kind, else those of the tenant, else what is expected of a new tenant."""
-        tenant, model = kind[0], kind[3]
-        known = self._kinds.get(tenant, kind) or self._tenants.get(tenant, model)
+        """The calls of the kind, else those of its class without template or relQuery, else those of the tenant, else
+        what is expected of a new tenant."""
+        tenant, _, name, model = kind
+        known = (
+            self._kinds.get(tenant, kind)
+            or self._kinds.get(tenant, (tenant, "", name, model))
+            or self._tenants.get(tenant, model)
+        )
         if known is not None:
             return known
         every = self._models.get(model)

@@ -11,7 +11,9 @@ from tidegate_policy.tenant_memory import TenantMemory
 
 USUAL = 4.0
 """Characters of a token of English text."""
-LEAST, MOST = 0.5, 16.0
+LEAST, MOST = 0.5, 8.0
+"""Of a token, whatever was seen: an engine may leave out of a prompt what the gateway counts as characters, such as tools,
+and a tenant whose long prompts seem short would fill the engines."""
 NEWEST_WEIGHT = 0.04
 """Weight of the newest observation once a tenant is known."""
 MAX_PAIRS = 4096

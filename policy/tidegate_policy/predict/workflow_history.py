@@ -5,12 +5,15 @@ waited for it, so the longest path behind a call is the longest chain of later c
 each running workflow, and shows a finished one to `remaining_work` and to the template: the order of its stages, how many
 calls run at the same time, and how many there are.
 
-A workflow ends by its own event. A workflow of which no call has run for `IDLE_S` counts as finished.
+A workflow ends by its own event. A workflow of which no call has run for `IDLE_S` counts as finished, and teaches what its
+calls were. What a workflow lacked is told by its own event only: another gateway may have had the calls that were not seen
+here, or they may still come.
 """
 
 import bisect
+import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tidegate_policy.model import CallId, WorkflowId
@@ -76,6 +79,8 @@ class WorkflowHistory:
         self._remembered: TenantMemory[WorkflowId, None] = TenantMemory(MAX_WORKFLOWS)
         """The same workflows, by tenant."""
         self._templates: TenantMemory[str, dict[str, LearnedStage]] = TenantMemory(MAX_TEMPLATES)
+        self._uncalled: TenantMemory[str, frozenset[str]] = TenantMemory(MAX_TEMPLATES)
+        """By template: the stages of its last workflow that had no call."""
 
     def stages(self, tenant: str, template: str = "") -> dict[str, LearnedStage]:
         """The stages of a template of the tenant, or of its workflows without one, in the order of their places."""
@@ -83,10 +88,11 @@ class WorkflowHistory:
         return dict(sorted(known.items(), key=lambda item: item[1].place))
 
     def has_no_calls(self, tenant: str, template: str, stage: str) -> bool:
-        """Whether workflows of the template have finished, and none had a call of the stage: its client completes it, for
-        example after a tool has run."""
-        known = self._templates.get(tenant, template)
-        return known is not None and len(known) > 0 and stage not in known
+        """Whether the last workflow of the template had no call of the stage, and none had one that was seen here: its
+        client completes it, for example after a tool has run."""
+        if stage not in (self._uncalled.get(tenant, template) or ()):
+            return False
+        return stage not in (self._templates.get(tenant, template) or ())
 
     @property
     def templates(self) -> Sequence[tuple[str, str]]:
@@ -127,11 +133,16 @@ class WorkflowHistory:
         if running.over and running.open <= 0:
             self._finish(workflow)
 
-    def on_workflow_end(self, now: float, workflow: WorkflowId, *, ok: bool) -> None:
-        """The workflow is finished, or cancelled or expired. Its last call may still be leaving."""
+    def on_workflow_end(self, now: float, workflow: WorkflowId, *, ok: bool, uncalled: Iterable[str] = ()) -> None:
+        """The workflow is finished, or cancelled or expired. Its last call may still be leaving. `uncalled` are its stages
+        that had no call at any gateway. Workflows without a template have no stages in common, so
+        nothing is learned from what one of them lacks."""
         running = self._running.get(workflow)
         if running is None:
             return
+        if ok and running.template:
+            lacked = frozenset(itertools.islice(uncalled, MAX_STAGES))
+            self._uncalled.put(running.tenant, running.template, lacked)
         if not ok:
             self._forget(workflow)
         elif running.open > 0:
