@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import aiohttp
+import grpc
 import pytest
 
 from tidegate_gateway import fake_engine
+from tidegate_proto.envoy import ext_proc_pb2, ext_proc_pb2_grpc
 
 
 async def started(client: Any, *, stream: bool) -> asyncio.StreamWriter:
@@ -136,7 +138,7 @@ def found_by_collector() -> Iterator[Callable[[], list[str]]]:
         gc.set_debug(0)
         kinds = [type(each).__name__ for each in gc.garbage]
         gc.garbage.clear()
-        return [kind for kind in kinds if kind in ("Relay", "Placement", "Request", "CallRecord")]
+        return [kind for kind in kinds if kind in ("Relay", "Placement", "Request", "CallRecord", "Exchange")]
 
     try:
         yield found
@@ -182,3 +184,26 @@ async def test_a_call_that_is_shed_leaves_no_cycle_of_objects(up: Any, found_by_
         found = found_by_collector()
         assert not found
         held.transport.abort()
+
+
+async def test_an_exchange_that_a_proxy_gives_up_leaves_no_cycle_of_objects(
+    up: Any, until: Any, found_by_collector: Any
+) -> None:
+    sent = ext_proc_pb2.ProcessingRequest()
+    for name, value in ((":method", "POST"), (":path", "/v1/completions"), ("content-type", "application/json")):
+        sent.request_headers.headers.headers.add(key=name, raw_value=value.encode())
+    body = ext_proc_pb2.ProcessingRequest()
+    body.request_body.body, body.request_body.end_of_stream = b'{"model": "fake", "prompt": "x"}', True
+    async with fake_engine.engine() as engine, up(engine, listen={"extProcPort": 0}) as client:
+        async with grpc.aio.insecure_channel(client.ext_proc) as channel:
+            found_by_collector()
+            stream = ext_proc_pb2_grpc.ExternalProcessorStub(channel).Process()
+            for each in (sent, body):
+                await stream.write(each)
+                await stream.read()
+            assert client.gateway.placements.in_progress == 1
+            stream.cancel()
+            await until(lambda: client.gateway.placements.in_progress == 0)
+        await asyncio.sleep(0.1)
+        found = found_by_collector()
+        assert not found

@@ -219,9 +219,7 @@ class Exchange:
         self._most_body_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         """Ends the stream of a request that is late, and later that of one that was answered here."""
-        self._streamed_both_ways = False
-        self._answer_is_streamed = False
-        self._has_trailers = False
+        self._streamed_both_ways = self._answer_is_streamed = self._has_trailers = False
         self._has_body = True
         self._subset: list[str] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -371,6 +369,8 @@ class Exchange:
                 response = await route.handler(request, **arguments)
                 headers = {"Content-Type": response.content_type, **response.headers}
                 self._answer(response.status, headers, response.body)
+        except asyncio.CancelledError:
+            return  # else the task would keep its error, whose frames know this object: a cycle
         except error_table.GatewayError as error:
             self._refuse(error)
         except Exception:
