@@ -293,5 +293,7 @@ and `tidegate up --config FILE` read the same file. A file names only the settin
   `--engines` where the file names none. Its steering loop begins with `urgency`, whatever `policy.name` is.
 - A running `tidegate gateway` takes over changes of `classes`, `defaultClass`, `tenants`, `workflows` and `policy` from its
   file in seconds. Changes of the other settings take effect at its next start. A file that cannot be used changes nothing.
+  `tidegate up` reads `--config FILE` at its start only, and writes what is in force to `gateway.yaml` in its state
+  folder: edit that file for a change while it runs, and FILE for the next start.
 - The last column names the field of a ServingPool from which the operator takes the setting.
 """

@@ -11,6 +11,20 @@ OPENING = """# gRPC
 `RelQueries` (port 9000); an engine serves `EngineControl`. All have reflection and `grpc.health.v1`. Fields without a
 comment have the meaning of the fields and headers of the same names over HTTP ([http.md](http.md)); its table of errors has
 the codes. Errors carry `ErrorInfo`, and `RetryInfo` where a repetition makes sense.
+
+A client in Python, with the package `tidegate` (clients in other languages are generated from the files in `proto/`) and a
+gateway of `tidegate up`, which prints its ports:
+
+```python
+import grpc
+from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
+
+with grpc.insecure_channel("127.0.0.1:9000") as channel:
+    stub = inference_pb2_grpc.InferenceStub(channel)
+    request = inference_pb2.GenerateRequest(model="demo", prompt="Hello", max_tokens=16, deadline_ms=5000)
+    for event in stub.Generate(request):
+        print(event.text, end="")
+```
 """
 COLUMNS = {
     "service": ("method", "request", "answer"),

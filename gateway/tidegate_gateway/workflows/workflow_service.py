@@ -348,11 +348,14 @@ def _rejection(error: store_contract.Rejected, subject: _Subject) -> error_table
     at_id, at_stage = (names.workflow, names.stage) if subject.by_call else ("id", "stage")
     sentence, param = {
         "workflow_not_found": (
-            f"workflow {workflow!r} is unknown; create it, or start it by a call with {names.deadline}",
+            f"this tenant has no workflow {workflow!r}; create it, or start it by a call with {names.deadline}",
             at_id,
         ),
         "workflow_ended": (f"workflow {workflow!r} has ended ({error.state}); create another one", at_id),
-        "workflow_exists": (f"workflow {workflow!r} exists already; choose another id, or use it as it is", at_id),
+        "workflow_exists": (
+            f"workflow {workflow!r} exists already, perhaps of another tenant; choose another id, or use it as it is",
+            at_id,
+        ),
         "stage_not_found": (f"workflow {workflow!r} has no stage {stage!r}; its own record names them", at_stage),
         "stage_already_done": (
             f"stage {stage!r} is done and takes no more calls or completions; name another stage, or repeat a request"
