@@ -20,7 +20,7 @@ from tidegate_gateway.edge import (
     multipart_form,
     rows_url,
 )
-from tidegate_gateway.openai import error_table, http_headers, parsed_request, request_fields
+from tidegate_gateway.openai import bounded_json, error_table, http_headers, parsed_request, request_fields
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_gateway.relqueries import relquery_service, relquery_submission, relquery_view, row_tables
 from tidegate_gateway.store import relquery_store
@@ -37,6 +37,8 @@ TEXTS = frozenset(
 TEXTS_OR_LISTS = frozenset({"template", "stop"})
 """Fields that are text unless they begin as a list."""
 MOST_FIELD_BYTES = 512 * 1024
+FIELDS_STEP_BYTES = 64 * 1024
+"""Fields of a form that are read in one step; a larger one has a step of its own."""
 ONE_SOURCE = "give rows or rows_url, not both"
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
@@ -111,7 +113,14 @@ class RelQueryApi:
     ) -> tuple[relquery_submission.RelQuerySpec, row_tables.RowCollector]:
         parts = multipart_form.parts(raw, content_type)
         file = parts.pop("rows", None)
-        document = {name: _field(name, raw, part) for name, part in parts.items()}
+        _check_fields(raw, parts)
+        document, step_bytes = {}, 0
+        for name, part in parts.items():
+            step_bytes += part.end - part.first
+            if step_bytes > FIELDS_STEP_BYTES:
+                await self._relqueries.steps.next()
+                step_bytes = part.end - part.first
+            document[name] = _field(name, raw, part)
         spec, rows = self._begin(document, fields)
         url = document.get("rows_url")
         if (url is None) == (file is None):
@@ -252,10 +261,24 @@ def _query(request: http_messages.Request, *names: str) -> dict[str, str]:
     return query
 
 
+def _check_fields(raw: bytes, fields: dict[str, multipart_form.Part]) -> None:
+    """Checks the fields of a form together before any of them is parsed. Raises `BadRequest`."""
+    for name, part in fields.items():
+        if part.end - part.first > MOST_FIELD_BYTES:
+            raise BadRequest(f"{name[:64]} is larger than {MOST_FIELD_BYTES} bytes", param=name[:64])
+    if sum(part.end - part.first for part in fields.values()) > relquery_submission.MOST_SPEC_BYTES:
+        raise relquery_submission.too_large()
+    count = bounded_json.PartCount(parsed_request.MOST_PARTS)
+    for name, part in fields.items():
+        if name not in TEXTS:
+            try:
+                count.add(raw, part.first, part.end)
+            except bounded_json.TooManyParts as error:
+                raise BadRequest(f"the form without its rows is too large: {error}", param=name[:64]) from error
+
+
 def _field(name: str, raw: bytes, part: multipart_form.Part) -> Any:
     """The value of a field of a form. Raises `BadRequest`."""
-    if part.end - part.first > MOST_FIELD_BYTES:
-        raise BadRequest(f"{name[:64]} is larger than {MOST_FIELD_BYTES} bytes", param=name[:64])
     content = raw[part.first : part.end]
     try:
         text = content.decode()

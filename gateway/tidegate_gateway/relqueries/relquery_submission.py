@@ -146,8 +146,12 @@ def spec(document: Mapping[str, Any], fields: request_fields.RequestFields) -> R
         stream=stream,
     )
     if len(found.stored()) > MOST_SPEC_BYTES:
-        raise BadRequest(f"the request without its rows is larger than {MOST_SPEC_BYTES} bytes", param="template")
+        raise too_large()
     if not isinstance(document.get("model"), str):
         raise BadRequest("model must be the name of a model; GET /v1/models lists them", param="model")
     found.call(["x"] * len(template.columns), group="", rows=1)
     return found
+
+
+def too_large() -> BadRequest:
+    return BadRequest(f"the request without its rows is larger than {MOST_SPEC_BYTES} bytes", param="template")
