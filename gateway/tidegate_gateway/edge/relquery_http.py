@@ -111,7 +111,7 @@ class RelQueryApi:
         fields: request_fields.RequestFields,
         fetching: contextlib.AsyncExitStack,
     ) -> tuple[relquery_submission.RelQuerySpec, row_tables.RowCollector]:
-        parts = multipart_form.parts(raw, content_type)
+        parts = await multipart_form.parts(raw, content_type, self._relqueries.steps)
         file = parts.pop("rows", None)
         _check_fields(raw, parts)
         document, step_bytes = {}, 0
