@@ -67,6 +67,8 @@ class RelQueryApi:
         after = _after(request, _query(request, "after"))
         headers = http_headers.headers_of(request.headers)
         by = http_requester.read(headers)
+        if after and by.key is None:
+            raise relquery_service.no_results_yet()
         fields = http_headers.read(headers)
         raw, request.body = request.body, b""
         async with contextlib.AsyncExitStack() as fetching:
@@ -75,7 +77,7 @@ class RelQueryApi:
             else:
                 spec, rows = await self._json(raw, fields, fetching)
             del raw
-            record = await self._relqueries.submit(spec, rows, by)
+            record = await self._relqueries.submit(spec, rows, by, after=after)
         if not spec.stream:
             return http_messages.Response(
                 body=orjson.dumps(relquery_view.as_json(record)), status=201, headers=_headers(record)
