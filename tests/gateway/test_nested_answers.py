@@ -7,7 +7,7 @@ import pytest
 import relquery_requests
 
 from tidegate_gateway import fake_engine
-from tidegate_gateway.openai import error_table
+from tidegate_gateway.openai import bounded_json, error_table
 
 
 def nested(levels: int) -> bytes:
@@ -32,6 +32,28 @@ async def test_a_row_with_a_nested_answer_has_an_error_and_the_relquery_ends(up:
         assert {item["error"]["code"] for item in results} == {"engine_failed"}
         assert all("nested too deeply" in item["error"]["message"] for item in results)
         assert len(engine.bodies) == 10
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"message": [%s1]}' % (b"1.2345678901234567e-300," * 2000),
+        b'{"error": {"message": {"a": 1}, "param": "x"}}',
+        b'{"error": {"param": "x"}}',
+        b'{"error": "x"}',
+        b'{"message": "x", "more": "%s"}' % (b"x" * bounded_json.UNCOUNTED_BYTES),
+    ],
+    ids=["list", "object", "none", "text", "large"],
+)
+def test_an_error_of_an_engine_whose_message_is_no_text_or_that_is_large_is_told_by_its_first_bytes(
+    answer: bytes,
+) -> None:
+    assert error_table.engine_message(answer) == (answer[:500].decode(), None)
+
+
+def test_an_error_of_an_engine_has_its_message_and_parameter() -> None:
+    assert error_table.engine_message(b'{"error": {"message": "no", "param": "x"}}') == ("no", "x")
+    assert error_table.engine_message(b'{"message": "%s", "param": 5}' % (b"n" * 600)) == ("n" * 500, None)
 
 
 def test_a_nested_error_of_an_engine_is_told_by_its_first_bytes() -> None:

@@ -240,6 +240,35 @@ async def test_a_wrong_place_in_the_stream_is_named_before_the_relquery_exists(
         assert not engine.bodies
 
 
+@pytest.mark.parametrize("key", [{}, {"Idempotency-Key": "k"}], ids=["no key", "a key"])
+@pytest.mark.parametrize(("query", "headers"), [("?after=5", {}), ("", {"Last-Event-ID": "5"})])
+async def test_a_new_relquery_has_no_results_to_go_on_after(
+    up: Any, query: str, headers: dict[str, str], key: dict[str, str]
+) -> None:
+    async with fake_engine.engine() as engine, up(engine) as client:
+        for body in (relquery_requests.body(), relquery_requests.body(stream=False)):
+            status, error, answered = await client.send("POST", PATH + query, json=body, headers={**headers, **key})
+            assert (status, error["error"]["param"]) == (400, "after")
+            assert "a new relQuery has no results yet" in error["error"]["message"]
+            assert "x-tidegate-relquery" not in answered
+        assert not client.gateway.relquery_runner.in_flight
+        assert not engine.bodies
+
+
+@pytest.mark.parametrize("fields", [{}, {"id": "mine"}], ids=["", "named"])
+async def test_a_request_that_is_repeated_goes_on_after_the_results_of_its_client(
+    up: Any, fields: dict[str, str]
+) -> None:
+    asked = {"json": relquery_requests.body(**fields), "headers": {"Idempotency-Key": "k"}}
+    async with fake_engine.engine() as engine, up(engine) as client:
+        assert len(await done(client, **asked)) == 12
+        async with client.http.post(f"{client.url}{PATH}?after=5", **asked) as response:
+            assert response.status == 200, await response.text()
+            found = await relquery_requests.events(response)
+        assert [number for number, _ in found if number is not None] == list(range(6, 13))
+        assert len(engine.bodies) == 12
+
+
 async def test_a_query_that_would_be_ignored_is_an_error(up: Any) -> None:
     async with fake_engine.engine() as engine, up(engine) as client:
         for query, param in (("stream=false", "stream"), ("limit=1", "limit")):

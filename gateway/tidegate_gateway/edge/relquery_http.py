@@ -20,7 +20,7 @@ from tidegate_gateway.edge import (
     multipart_form,
     rows_url,
 )
-from tidegate_gateway.openai import error_table, http_headers, parsed_request, request_fields
+from tidegate_gateway.openai import bounded_json, error_table, http_headers, parsed_request, request_fields
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_gateway.relqueries import relquery_service, relquery_submission, relquery_view, row_tables
 from tidegate_gateway.store import relquery_store
@@ -37,6 +37,8 @@ TEXTS = frozenset(
 TEXTS_OR_LISTS = frozenset({"template", "stop"})
 """Fields that are text unless they begin as a list."""
 MOST_FIELD_BYTES = 512 * 1024
+FIELDS_STEP_BYTES = 64 * 1024
+"""Fields of a form that are read in one step; a larger one has a step of its own."""
 ONE_SOURCE = "give rows or rows_url, not both"
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
@@ -65,6 +67,8 @@ class RelQueryApi:
         after = _after(request, _query(request, "after"))
         headers = http_headers.headers_of(request.headers)
         by = http_requester.read(headers)
+        if after and by.key is None:
+            raise relquery_service.no_results_yet()
         fields = http_headers.read(headers)
         raw, request.body = request.body, b""
         async with contextlib.AsyncExitStack() as fetching:
@@ -73,7 +77,7 @@ class RelQueryApi:
             else:
                 spec, rows = await self._json(raw, fields, fetching)
             del raw
-            record = await self._relqueries.submit(spec, rows, by)
+            record = await self._relqueries.submit(spec, rows, by, after=after)
         if not spec.stream:
             return http_messages.Response(
                 body=orjson.dumps(relquery_view.as_json(record)), status=201, headers=_headers(record)
@@ -109,9 +113,16 @@ class RelQueryApi:
         fields: request_fields.RequestFields,
         fetching: contextlib.AsyncExitStack,
     ) -> tuple[relquery_submission.RelQuerySpec, row_tables.RowCollector]:
-        parts = multipart_form.parts(raw, content_type)
+        parts = await multipart_form.parts(raw, content_type, self._relqueries.steps)
         file = parts.pop("rows", None)
-        document = {name: _field(name, raw, part) for name, part in parts.items()}
+        _check_fields(raw, parts)
+        document, step_bytes = {}, 0
+        for name, part in parts.items():
+            step_bytes += part.end - part.first
+            if step_bytes > FIELDS_STEP_BYTES:
+                await self._relqueries.steps.next()
+                step_bytes = part.end - part.first
+            document[name] = _field(name, raw, part)
         spec, rows = self._begin(document, fields)
         url = document.get("rows_url")
         if (url is None) == (file is None):
@@ -252,10 +263,24 @@ def _query(request: http_messages.Request, *names: str) -> dict[str, str]:
     return query
 
 
+def _check_fields(raw: bytes, fields: dict[str, multipart_form.Part]) -> None:
+    """Checks the fields of a form together before any of them is parsed. Raises `BadRequest`."""
+    for name, part in fields.items():
+        if part.end - part.first > MOST_FIELD_BYTES:
+            raise BadRequest(f"{name[:64]} is larger than {MOST_FIELD_BYTES} bytes", param=name[:64])
+    if sum(part.end - part.first for part in fields.values()) > relquery_submission.MOST_SPEC_BYTES:
+        raise relquery_submission.too_large()
+    count = bounded_json.PartCount(parsed_request.MOST_PARTS)
+    for name, part in fields.items():
+        if name not in TEXTS:
+            try:
+                count.add(raw, part.first, part.end)
+            except bounded_json.TooManyParts as error:
+                raise BadRequest(f"the form without its rows is too large: {error}", param=name[:64]) from error
+
+
 def _field(name: str, raw: bytes, part: multipart_form.Part) -> Any:
     """The value of a field of a form. Raises `BadRequest`."""
-    if part.end - part.first > MOST_FIELD_BYTES:
-        raise BadRequest(f"{name[:64]} is larger than {MOST_FIELD_BYTES} bytes", param=name[:64])
     content = raw[part.first : part.end]
     try:
         text = content.decode()

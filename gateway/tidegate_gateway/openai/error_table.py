@@ -9,6 +9,7 @@ Each code has one HTTP status, one gRPC status and one OpenAI error type. The ed
 client what to do next, and is correct for HTTP and for gRPC.
 """
 
+import contextlib
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -149,13 +150,16 @@ def rejected(answer: bytes) -> BadRequest:
 
 
 def engine_message(answer: bytes) -> tuple[str, str | None]:
-    """Message and parameter of an engine's error object, or the first bytes of any other answer."""
-    try:
-        error = bounded_json.of_engine(answer)
-        error = error.get("error", error)
-        message, param = str(error.get("message", error)), error.get("param")
-    except (ValueError, AttributeError, RecursionError):  # orjson reads deeper than Python writes
-        message, param = answer[:500].decode(errors="replace"), None
+    """Message and parameter of an engine's error object, or the first bytes of any other answer. A message that is no text
+    is not made one: that of a long list takes seconds."""
+    message = param = None
+    if len(answer) <= bounded_json.UNCOUNTED_BYTES:
+        with contextlib.suppress(ValueError, AttributeError):
+            error = bounded_json.of_engine(answer)
+            error = error.get("error", error)
+            message, param = error.get("message"), error.get("param")
+    if not isinstance(message, str):
+        return answer[:500].decode(errors="replace"), None
     return message[:500], param if isinstance(param, str) else None
 
 

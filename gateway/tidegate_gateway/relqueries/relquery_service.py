@@ -114,9 +114,15 @@ class RelQueries:
         return self._fetches.taken(spec.fields.tenant, PLACE_S, FETCHERS)
 
     async def submit(
-        self, spec: relquery_submission.RelQuerySpec, rows: row_tables.RowCollector, by: workflow_service.Requester
+        self,
+        spec: relquery_submission.RelQuerySpec,
+        rows: row_tables.RowCollector,
+        by: workflow_service.Requester,
+        *,
+        after: int = 0,
     ) -> relquery_store.RelQueryRecord:
-        """Creates a relQuery. The same Idempotency-Key with the same request gives the same one. Raises `GatewayError`."""
+        """Creates a relQuery. The same Idempotency-Key with the same request gives the same one; a client that has `after`
+        of its results gets no new one. Raises `GatewayError`."""
         rows.whole()
         upload, tenant, stored = relquery_store.new_id(), spec.fields.tenant, spec.stored()
         digest = hashlib.sha256(stored)
@@ -138,6 +144,7 @@ class RelQueries:
                 lasts_ms=round((self.bounds.lasts_s if spec.deadline_s is None else spec.deadline_s) * 1000),
                 key=by.key,
                 digest=digest.hexdigest(),
+                repeats=after > 0,
             )
             owned = self._runner.has_room
             record = await self._ask(lambda store: store.create(new, owned=owned), new.id, by)
@@ -227,6 +234,14 @@ def _batches(rows: list[bytes]) -> list[tuple[int, int]]:
     return ranges
 
 
+def no_results_yet() -> BadRequest:
+    return BadRequest(
+        "a new relQuery has no results yet, so leave after (or Last-Event-ID) out; to go on with a relQuery, read its rows,"
+        " or repeat its request with its idempotency key",
+        param="after",
+    )
+
+
 def _rejection(
     error: store_contract.Rejected, relquery: str, by: workflow_service.Requester
 ) -> error_table.GatewayError:
@@ -247,6 +262,8 @@ def _rejection(
                 retry_after_s=RETRY_S,
                 message="the store has too many bytes of relQueries; try later",
             )
+        case "relquery_not_repeated":
+            return no_results_yet()
         case "rows_lapsed":
             return error_table.store_unavailable()
         case "relquery_exists":

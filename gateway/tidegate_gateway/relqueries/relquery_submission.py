@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import orjson
 
-from tidegate_gateway.openai import chat_completions, completions, endpoint, parsed_request, request_fields
+from tidegate_gateway.openai import chat_completions, completions, endpoint, engine_body, parsed_request, request_fields
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_gateway.relqueries import row_template
 
@@ -72,22 +72,24 @@ class RelQuerySpec:
         return found
 
     def stored(self) -> bytes:
-        """The spec for the store."""
+        """The spec for the store. Raises `BadRequest` if it can be read and not written."""
         fields = self.fields
-        return orjson.dumps(
-            {
-                "model": self.model,
-                "endpoint": self.kind.path,
-                "template": self.given_template,
-                "body": self.body,
-                "tenant": fields.tenant,
-                "slo_class": fields.slo_class,
-                "urgency": fields.urgency,
-                "ttft_s": fields.ttft_s,
-                "tpot_s": fields.tpot_s,
-                "deadline_s": self.deadline_s,
-            }
-        )
+        written = {
+            "model": self.model,
+            "endpoint": self.kind.path,
+            "template": self.given_template,
+            "body": self.body,
+            "tenant": fields.tenant,
+            "slo_class": fields.slo_class,
+            "urgency": fields.urgency,
+            "ttft_s": fields.ttft_s,
+            "tpot_s": fields.tpot_s,
+            "deadline_s": self.deadline_s,
+        }
+        try:
+            return orjson.dumps(written)
+        except orjson.JSONEncodeError as error:  # orjson reads deeper than it writes
+            raise BadRequest(engine_body.TOO_DEEP) from error
 
     @classmethod
     def from_store(cls, raw: bytes) -> Self:
@@ -134,8 +136,11 @@ def spec(document: Mapping[str, Any], fields: request_fields.RequestFields) -> R
         raise BadRequest(
             f"deadline_ms and {fields.names.deadline} have different values; send one", param="deadline_ms"
         )
+    model = document.get("model")
+    if not isinstance(model, str):
+        raise BadRequest("model must be the name of a model; GET /v1/models lists them", param="model")
     found = RelQuerySpec(
-        model=str(document.get("model") or ""),
+        model=model,
         kind=kind,
         template=template,
         given_template=document["template"],
@@ -146,8 +151,10 @@ def spec(document: Mapping[str, Any], fields: request_fields.RequestFields) -> R
         stream=stream,
     )
     if len(found.stored()) > MOST_SPEC_BYTES:
-        raise BadRequest(f"the request without its rows is larger than {MOST_SPEC_BYTES} bytes", param="template")
-    if not isinstance(document.get("model"), str):
-        raise BadRequest("model must be the name of a model; GET /v1/models lists them", param="model")
+        raise too_large()
     found.call(["x"] * len(template.columns), group="", rows=1)
     return found
+
+
+def too_large() -> BadRequest:
+    return BadRequest(f"the request without its rows is larger than {MOST_SPEC_BYTES} bytes", param="template")

@@ -9,14 +9,14 @@ import collections
 import csv
 import re
 import sys
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import orjson
 
 from tidegate_gateway import gateway_settings
 from tidegate_gateway.loop_steps import LoopSteps
-from tidegate_gateway.openai import parsed_request
+from tidegate_gateway.openai import bounded_json, parsed_request
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_gateway.relqueries import row_template
 
@@ -26,14 +26,17 @@ SLICE_BYTES = 16 * 1024
 """Bytes of a table that are read in one step, if they have few rows; some milliseconds."""
 SLICE_ROWS, SLICE_TOKENS = 256, 8192
 WHOLE_BYTES = 64 * 1024
-"""A JSON document up to this size is read at once."""
+"""A JSON document up to this size is read at once. Of a larger one, this much is searched, and parsed as rows, in one
+step."""
 MOST_TOKENS = 3_000_000
 """Brackets, quotes and escapes of a JSON document with rows."""
 MOST_RAW_BYTES = 1024 * 1024
 """A row of a JSON document with the values that the template does not use."""
+MOST_ROW_PARTS = 20_000
+"""Lists, objects and fields of a row above 64 KiB, as many as a smaller one may have."""
 MOST_COLUMNS = 1024
 _TOKEN = re.compile(rb'\\.|["{}\[\]]', re.DOTALL)
-_ROWS = re.compile(rb"\s*:\s*\[")
+_ROWS = re.compile(rb"\s{0,9999}+:\s{0,9999}+\[")
 _QUOTE = ord('"')
 csv.field_size_limit(sys.maxsize)  # a record is bounded before it is read
 
@@ -137,8 +140,15 @@ async def read_rows(items: Iterable[object], rows: RowCollector) -> None:
 
 async def read_json_rows(raw: bytes, items: list[Any] | list[slice], rows: RowCollector) -> None:
     """Gives the items of `split_document` to the collector. Raises `BadRequest`."""
-    parsed = (_json(raw[item], rows.where()) if isinstance(item, slice) else item for item in items)
-    await read_rows(parsed, rows)
+    step_bytes = step_rows = 0
+    for item in items:
+        size = item.stop - item.start if isinstance(item, slice) else 0
+        if step_rows and (step_rows >= SLICE_ROWS or step_bytes + size > WHOLE_BYTES):
+            step_bytes = step_rows = 0
+            await rows.steps.next()
+        step_bytes += size
+        step_rows += 1
+        rows.add(_json(raw[item], rows.where()) if isinstance(item, slice) else item)
 
 
 async def _row_slices(raw: bytes, most: int, steps: LoopSteps) -> tuple[int, int, list[slice]] | None:
@@ -147,7 +157,10 @@ async def _row_slices(raw: bytes, most: int, steps: LoopSteps) -> tuple[int, int
     depth = tokens = quote_at = rows_at = last_end = begin = 0
     text = False
     spans: list[slice] = []
-    for token in _TOKEN.finditer(raw):
+    for token in _tokens(raw):
+        if token is None:
+            await steps.next()
+            continue
         tokens += 1
         if tokens % SLICE_TOKENS == 0:
             if tokens > MOST_TOKENS:
@@ -186,6 +199,18 @@ async def _row_slices(raw: bytes, most: int, steps: LoopSteps) -> tuple[int, int
     if begin:
         raise BadRequest("the body is not JSON that the gateway takes: the list rows does not end", param="rows")
     return None
+
+
+def _tokens(raw: bytes) -> Iterator[re.Match[bytes] | None]:
+    """The tokens of a document, and None after each window of `WHOLE_BYTES`, however few tokens it has."""
+    at = 0
+    while at < len(raw):
+        end = at + WHOLE_BYTES
+        token: re.Match[bytes] | None = None
+        for token in _TOKEN.finditer(raw, at, end + 1):
+            yield token
+        yield None
+        at = end if token is None else max(end, token.end())  # an escape may lie across the end of a window
 
 
 async def _lines(table: AsyncIterator[bytes], most_bytes: int, rows: RowCollector) -> AsyncIterator[bytes]:
@@ -272,7 +297,9 @@ def _header(fields: list[str]) -> list[str]:
 
 def _json(raw: bytes, where: str) -> Mapping[str, Any]:
     try:
-        return orjson.loads(raw)  # type: ignore[no-any-return]
+        return bounded_json.loads(raw, most_parts=MOST_ROW_PARTS)  # type: ignore[no-any-return]
+    except bounded_json.TooManyParts as error:
+        raise BadRequest(f"{where} is too large: {error}", param="rows") from error
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"{where} is not JSON: {error}"[:300], param="rows") from error
 

@@ -75,6 +75,8 @@ class NewRelQuery:
     """The Idempotency-Key of the request."""
     digest: str = ""
     """A hash of the request: the same key with another request is an error."""
+    repeats: bool = False
+    """It must be the relQuery of an earlier request with the key; nothing is created."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,8 @@ class RelQueryStore:
             "lasts_ms": new.lasts_ms,
             "digest": new.digest,
         }
+        if new.repeats:
+            arguments["repeats"] = True
         if not owned:
             arguments["lease_ms"] = None
         return await self._record("create", new.spec, once=once, **arguments)

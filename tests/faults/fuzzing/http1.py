@@ -34,7 +34,7 @@ REQUESTS = [
     _CHUNKED + b"%x\r\n%s\r\n0\r\nX-Trailer: a\r\n\r\n" % (len(_CALL), _CALL),
     _CHUNKED + b"5;extension=1\r\n" + _CALL[:5] + b"\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(_CALL) - 5, _CALL[5:]),
     _post("/v1/workflows", b'{"deadline_ms":5000,"stages":[{"name":"a"}]}', b"Idempotency-Key: k"),
-    _post("/v1/relqueries?after=1", _FORM, b"Content-Type: multipart/form-data; boundary=b"),
+    _post("/v1/relqueries?after=0", _FORM, b"Content-Type: multipart/form-data; boundary=b"),
     _post("/v1/completions", _CALL, b"Expect: 100-continue", b"Connection: close"),
     _post("/v1/completions", _CALL, b"Connection: Upgrade", b"Upgrade: h2c"),
     b"GET /v1/workflows?state=running&limit=5 HTTP/1.1\r\nHost: x\r\n\r\n",

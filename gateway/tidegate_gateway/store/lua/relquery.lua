@@ -98,6 +98,7 @@ function operations.create()
       if doc then return shown(doc) end
     end
   end
+  if args.repeats then return fail('relquery_not_repeated') end
   local known = load(args.id)
   -- A connection that broke after the creation makes its client create the relQuery again.
   if known and redis.call('HGET', key('record', args.id), 'upload') == args.upload then return shown(known) end
