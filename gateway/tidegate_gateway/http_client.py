@@ -175,7 +175,8 @@ class Connection(asyncio.BufferedProtocol):
         except httptools.HttpParserError:
             self._lose(ConnectionLost("its answer is not HTTP/1.1"))
         except (ConnectionLost, httptools.HttpParserUpgrade) as error:
-            self._lose(error)
+            # What was caught knows this frame: a cycle would keep the connection.
+            self._lose(ConnectionLost(str(error)))
         if self._waiter is not None:
             self._wake()
         if nbytes > TURN_BYTES and not self._in_line and self._transport is not None and self._lost is None:
@@ -252,7 +253,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _lose(self, error: Exception) -> None:
+    def _lose(self, error: ConnectionLost) -> None:
         if self._lost is None:
             self._lost = error
         if self._transport is not None:

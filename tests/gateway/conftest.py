@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -142,3 +143,26 @@ def up(valkey_url: str) -> Up:
 @pytest.fixture(name="until")
 def _until() -> Callable[..., Awaitable[Any]]:
     return until
+
+
+OF_CALLS = ("Relay", "Placement", "Request", "CallRecord", "Exchange", "Watchdog", "Connection")
+
+
+@pytest.fixture
+def found_by_collector() -> Iterator[Callable[[], list[str]]]:
+    """The calls that only the cyclic garbage collector would free, as the names of their objects' types."""
+    gc.collect()
+    gc.disable()
+
+    def found() -> list[str]:
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        gc.set_debug(0)
+        kinds = [type(each) for each in gc.garbage]
+        gc.garbage.clear()
+        return [kind.__name__ for kind in kinds if kind.__name__ in OF_CALLS and kind.__module__.startswith("tidegate")]
+
+    try:
+        yield found
+    finally:
+        gc.enable()

@@ -212,6 +212,15 @@ def test_a_file_of_keys_that_cannot_be_used_says_why(text: str, says: str) -> No
         api_keys.parsed(text.encode())
 
 
+def test_a_key_that_is_too_long_is_refused_before_it_is_hashed(
+    keys_file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = api_keys.ApiKeys(str(keys_file))
+    monkeypatch.setattr(api_keys.hashlib, "sha256", lambda key: pytest.fail("it is hashed"))
+    with pytest.raises(GatewayError, match="not known"):
+        keys.caller_of("k" * (api_keys.LONGEST_KEY + 1))
+
+
 def test_two_keys_in_one_request_are_refused(keys_file: pathlib.Path) -> None:
     keys = authentication.Authentication(access_settings.Auth(keys_file=str(keys_file)))
     assert keys.caller_of([("authorization", f"bearer {ACME}")]).tenant == "acme"

@@ -107,6 +107,17 @@ async def test_an_unknown_model_is_404_and_names_the_known(up: Any) -> None:
         assert "fake" in answer["error"]["message"]
 
 
+async def test_the_error_of_an_unknown_model_is_short_whatever_an_engine_lists(up: Any) -> None:
+    names = tuple(f"adapter-{number}" for number in range(30))
+    async with fake_engine.engine(adapters=("x" * 4096, *names)) as engine, up(engine, store=False) as client:
+        status, answer, _ = await client.ask(model="gpt-17")
+        assert status == 404
+        assert "and 11 more" in answer["error"]["message"]
+        assert len(answer["error"]["message"]) < 1000
+        _, listed, _ = await client.send("GET", "/v1/models")
+        assert sorted(model["id"] for model in listed["data"]) == sorted(["fake", *names])
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from tidegate_gateway import fake_engine
-from tidegate_gateway.edge import ext_proc
+from tidegate_gateway.edge import ext_proc, http_messages
 from tidegate_proto.envoy import ext_proc_pb2, ext_proc_pb2_grpc
 
 LISTEN = {"extProcPort": 0}
@@ -52,6 +52,27 @@ async def test_bytes_that_are_no_text_get_an_answer(
         answer = await first_answer(client.ext_proc, sent)
         assert (answer.immediate_response.status.code or 200) == status
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("header", "status", "code"),
+    [
+        ({":path": "/v1/models/" + "%2f/a" * 1600}, 414, b"path_too_long"),
+        ({":path": "/" + "%41%e9" * 1_000_000}, 414, b"path_too_long"),
+        ({":method": "P" * 40_000}, 431, b"headers_too_large"),
+        ({"authorization": "Bearer " + "k" * 4_000_000}, 431, b"headers_too_large"),
+        ({f"x-{number}": "v" * 4096 for number in range(8)}, 431, b"headers_too_large"),
+    ],
+    ids=["slashes", "letters", "method", "key", "sum"],
+)
+async def test_a_head_that_is_too_long_gets_the_answer_of_the_http_port_before_it_is_read(
+    up: Any, monkeypatch: pytest.MonkeyPatch, header: dict[str, str], status: int, code: bytes
+) -> None:
+    async with up(listen=LISTEN) as client:
+        monkeypatch.setattr(http_messages.Request, "segments", property(lambda request: pytest.fail("it is decoded")))
+        answer = (await first_answer(client.ext_proc, head(**header))).immediate_response
+        assert answer.status.code == status
+        assert code in answer.body
 
 
 async def test_a_message_with_too_many_headers_ends_its_stream(up: Any) -> None:

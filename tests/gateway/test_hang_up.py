@@ -1,9 +1,7 @@
 """A client that goes away stops its call wherever it is; nothing stays behind."""
 
 import asyncio
-import gc
 import socket
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import aiohttp
@@ -124,26 +122,6 @@ async def test_a_client_that_reads_slowly_gets_all_of_its_answer(up: Any) -> Non
                 read += len(chunk)
                 await asyncio.sleep(0.05)
         assert read == len(answer)
-
-
-@pytest.fixture
-def found_by_collector() -> Iterator[Callable[[], list[str]]]:
-    """The calls that only the cyclic garbage collector would free, as the names of their objects' types."""
-    gc.collect()
-    gc.disable()
-
-    def found() -> list[str]:
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        gc.collect()
-        gc.set_debug(0)
-        kinds = [type(each).__name__ for each in gc.garbage]
-        gc.garbage.clear()
-        return [kind for kind in kinds if kind in ("Relay", "Placement", "Request", "CallRecord", "Exchange")]
-
-    try:
-        yield found
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("when", ["before the first token", "in mid-stream", "while it waits"])

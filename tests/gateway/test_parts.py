@@ -105,6 +105,16 @@ def test_documents_of_engines_with_very_many_parts_are_not_parsed(raw: bytes) ->
         tapped().feed(b'data: {"choices":[],"usage":' + raw[:3_000_000] + b"}\n\n")
 
 
+def test_a_large_document_of_an_engine_is_not_parsed_although_it_has_few_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = b'"usage":{"prompt_tokens":3}'
+    text = b"a" * bounded_json.ENGINE_BYTES
+    monkeypatch.setattr(bounded_json, "loads", lambda raw, most_parts: pytest.fail("it is parsed"))
+    with pytest.raises(bounded_json.TooManyParts):
+        bounded_json.of_engine(b'{"choices":[{"text":"' + text + b'"}],' + usage + b"}")
+    assert bounded_json.usage_of(b'{"choices":[{"text":"' + text + b'"}],' + usage + b"}") == {"prompt_tokens": 3}
+    assert bounded_json.usage_of(b"{" + usage + b',"choices":[{"text":"' + text + b'"}]}') is None
+
+
 @pytest.mark.parametrize(
     ("raw", "usage"),
     [

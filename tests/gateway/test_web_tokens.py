@@ -415,8 +415,9 @@ def test_a_private_key_that_was_published_is_read_as_its_public_part(tmp_path: p
         ([{"kty": "RSA", "kid": "a", "n": "A" * 100_000, "e": "AQAB"}], "no JSON Web Key Set"),
         ([{**public(RSA, "a"), "e": "B" * 300}], "no JSON Web Key Set"),
         ([{**public(RSA, "a"), "kid": ["a"]}], "no JSON Web Key Set"),
+        ([[]] * 100_000, "TooManyParts"),
     ],
-    ids=["many", "long-modulus", "long-exponent", "odd-name"],
+    ids=["many", "long-modulus", "long-exponent", "odd-name", "lists"],
 )
 def test_keys_that_would_take_long_are_refused(tmp_path: pathlib.Path, keys: list[dict[str, Any]], says: str) -> None:
     path = tmp_path / "jwks.json"

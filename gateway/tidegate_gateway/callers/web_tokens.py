@@ -13,11 +13,10 @@ import time
 from typing import Any
 
 import jwt
-import orjson
 
 from tidegate_gateway import access_settings, http_client, settings_file
 from tidegate_gateway.callers import caller
-from tidegate_gateway.openai import error_table, request_fields
+from tidegate_gateway.openai import bounded_json, error_table, request_fields
 from tidegate_gateway.settings_decoder import BadSettings
 
 logger = logging.getLogger("tidegate.gateway")
@@ -30,6 +29,8 @@ LEEWAY_S = 30.0
 REMEMBERED = 10_000
 FETCH_S, FETCHED_BYTES = 10.0, 1 << 20
 MOST_KEYS = 100
+MOST_PARTS = 10_000
+"""Lists, objects and fields of a key set above 64 KiB."""
 LONGEST_PART = {"kty": 16, "use": 16, "alg": 16, "kid": 1024, "crv": 16, "x": 128, "y": 128, "n": 1400, "e": 8}
 """The public members of a key (RFC 7518), and the characters of each at most: 8,192 bits of a modulus."""
 LATEST_S = 253_402_300_799
@@ -170,7 +171,7 @@ def _is_time(claim: object) -> bool:
 def _parsed(raw: bytes) -> dict[str | None, jwt.PyJWK]:
     """The public keys of a JSON Web Key Set that can verify a signature. Raises `BadSettings`."""
     try:
-        listed = orjson.loads(raw)["keys"]
+        listed = bounded_json.loads(raw, most_parts=MOST_PARTS)["keys"]
         found = jwt.PyJWKSet.from_dict({"keys": [_public(each) for each in listed[:MOST_KEYS]]}).keys
     except (ValueError, jwt.PyJWTError, AttributeError, TypeError, LookupError) as error:
         raise BadSettings(f"the public keys of auth.jwt are no JSON Web Key Set ({type(error).__name__})") from error

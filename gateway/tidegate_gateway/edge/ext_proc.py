@@ -299,15 +299,9 @@ class Exchange:
         modes = sent.protocol_config
         self._streamed_both_ways = modes.request_body_mode == ext_proc_pb2.FULL_DUPLEX_STREAMED
         self._answer_is_streamed = modes.response_body_mode == ext_proc_pb2.FULL_DUPLEX_STREAMED
-        headers = ext_proc_messages.headers_of(sent.request_headers.headers)
-        pseudo = {name: value for name, value in headers if name.startswith(":")}
-        self._head_headers = headers
-        request = http_messages.Request(
-            method=pseudo.get(":method", ""),
-            target=pseudo.get(":path", "/"),
-            headers=[pair for pair in headers if not pair[0].startswith(":")],
-        )
-        self._request = request
+        self._head_headers = headers = ext_proc_messages.headers_of(sent.request_headers.headers)
+        self._request = request = ext_proc_messages.request_of(headers)
+        framing_errors.check_sizes(request, sum(len(name) + len(value) for name, value in headers))
         self._subset = ext_proc_messages.subset(sent)
         request.route = route, _ = self._picker.route(request)
         if request.header("content-encoding") not in ("", "identity") and not self._is_plain:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from google.protobuf import struct_pb2
 
+from tidegate_gateway.edge import http_messages
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_proto.envoy import ext_proc_pb2
 
@@ -45,6 +46,16 @@ Headers = list[tuple[str, str]]
 def headers_of(given: ext_proc_pb2.HeaderMap) -> Headers:
     """The headers of a request or an answer; Envoy writes their names in lower case."""
     return [(header.key, header.raw_value.decode("utf-8", "replace") or header.value) for header in given.headers]
+
+
+def request_of(headers: Headers) -> http_messages.Request:
+    """The request with these headers, before its body has come."""
+    pseudo = {name: value for name, value in headers if name.startswith(":")}
+    return http_messages.Request(
+        method=pseudo.get(":method", ""),
+        target=pseudo.get(":path", "/"),
+        headers=[pair for pair in headers if not pair[0].startswith(":")],
+    )
 
 
 def removed(headers: Headers) -> list[str]:

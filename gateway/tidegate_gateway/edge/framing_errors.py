@@ -49,6 +49,19 @@ def small_chunks(most: int) -> BadRequest:
     )
 
 
+def path_too_long() -> BadRequest:
+    return BadRequest(f"the path is longer than {PATH_BYTES} bytes; send long values in the body", code="path_too_long")
+
+
+def check_sizes(request: http_messages.Request, characters: int) -> None:
+    """Raises `BadRequest` for a target, or for headers of so many characters with the target, that are too long. A
+    proxy may have longer bounds, and adds headers of its own."""
+    if len(request.target) > PATH_BYTES:
+        raise path_too_long()
+    if characters - len(request.target) > HEAD_BYTES:
+        raise too_many_headers()
+
+
 def too_many_headers() -> BadRequest:
     return BadRequest(
         f"at most {HEADERS} headers of at most {HEADER_BYTES} bytes, and {HEAD_BYTES} bytes in all, are allowed;"

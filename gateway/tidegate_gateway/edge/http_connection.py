@@ -228,10 +228,7 @@ class Connection(asyncio.Protocol):
     def on_url(self, url: bytes) -> None:
         self._url += url
         if len(self._url) > framing_errors.PATH_BYTES:
-            raise BadRequest(
-                f"the path is longer than {framing_errors.PATH_BYTES} bytes; send long values in the body",
-                code="path_too_long",
-            )
+            raise framing_errors.path_too_long()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_body:

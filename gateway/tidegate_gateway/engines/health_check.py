@@ -31,8 +31,8 @@ MOST_LANES = 20
 """Lanes of an engine's queue that are shown."""
 MODELS_EVERY = 30
 """Health checks between two readings of /v1/models."""
-MOST_MODELS = 256
-"""Models of one engine: the model itself, and its adapters. Further ones are ignored."""
+MOST_MODELS, LONGEST_MODEL = 256, 256
+"""Models of one engine: the model itself, and its adapters. Further ones are ignored, and names of more characters."""
 MOST_CONTEXT = 1 << 30
 """Tokens. No model has a longer context; an engine that tells one has told nothing."""
 
@@ -296,7 +296,7 @@ def _models(page: bytes) -> tuple[tuple[str, ...], int | None]:
     """The models that a page lists, and the length of the first one's context."""
     try:
         rows = bounded_json.of_engine(page)["data"][:MOST_MODELS]
-        models = tuple(row["id"] for row in rows if isinstance(row["id"], str))
+        models = tuple(row["id"] for row in rows if isinstance(row["id"], str) and len(row["id"]) <= LONGEST_MODEL)
         context = rows[0].get("max_model_len") if models else None
     except (ValueError, LookupError, TypeError, AttributeError):
         return (), None

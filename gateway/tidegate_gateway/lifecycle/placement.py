@@ -58,6 +58,7 @@ class Placement:
             # Its error knows the frames of the call, and they know this object: a cycle would keep all that they have.
             self._offer = asyncio.get_running_loop().create_future()
             self._offer.cancel()
+        self._trouble = None  # the core may have raised it again, and then the same is true of it
         self.watchdog.close()
         self._placements.leave(self)
 

@@ -23,6 +23,10 @@ def first_token_s(timeouts: gateway_settings.Timeouts, decision: Decision) -> fl
     return timeouts.first_token_s + 3 * (decision.queue_s + decision.service_s)
 
 
+def _late(what: str, limit_s: float) -> error_table.EngineTrouble:
+    return error_table.EngineTrouble(f"the engine {what} within {limit_s:.3g} s", code="engine_timeout")
+
+
 class Watchdog:
     """The time limits of the steps that one call waits for, one step at a time."""
 
@@ -54,14 +58,14 @@ class Watchdog:
         except asyncio.CancelledError as error:
             if not self._cut or task.cancelling() > cancelling + 1:
                 raise  # the client hung up
-            late = error_table.EngineTrouble(f"the engine {what} within {of_s or seconds:.3g} s", code="engine_timeout")
-            raise (self._interruption or late) from error
+            # No name of this frame may have the error, which knows the frame: a cycle would keep all that the call has.
+            raise (self._interruption or _late(what, of_s or seconds)) from error
         finally:
             self._task = None
             if self._cut:
                 self._cut = False
                 task.uncancel()
-            del task  # the error of a cancelled task knows this frame: a cycle would keep all that the call has
+            del task  # the error of a cancelled task knows this frame too
 
     def interrupt(self, error: error_table.GatewayError) -> None:
         """Ends the present step, or the next one, with this error."""
@@ -86,6 +90,7 @@ class Watchdog:
 
     def close(self) -> None:
         """The call has no further step."""
+        self._interruption = None  # its frames know this object
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

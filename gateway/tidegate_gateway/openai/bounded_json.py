@@ -15,7 +15,7 @@ VALUES_PER_PART = 10
 
 
 class TooManyParts(ValueError):
-    """The document has too many lists, objects and fields."""
+    """The document has too many lists, objects and fields, or too many bytes."""
 
 
 COSTLY_BYTES, COSTLY_PARTS = 2048, 1000
@@ -31,18 +31,23 @@ def is_costly(raw: bytes) -> bool:
 
 ENGINE_PARTS = 120_000
 """Lists, objects and fields of a document of an engine that is parsed."""
+ENGINE_BYTES = 5 * 2**20
+"""Of such a document: more than the longest event of a stream."""
 MOST_USAGE_BYTES = 4096
 
 
 def of_engine(raw: bytes) -> Any:
     """The JSON value in a document of an engine. Raises `TooManyParts`, and `ValueError` for other bytes."""
+    if len(raw) > ENGINE_BYTES:
+        raise TooManyParts(f"it has more than {ENGINE_BYTES} bytes")
     return loads(raw, most_parts=ENGINE_PARTS)
 
 
 def usage_of(raw: bytes) -> object:
-    """The usage in an answer that has too many parts to be parsed, such as the log probabilities of a long answer; None if
-    none is found. A quotation mark within a text is escaped, so no text holds the name of the field."""
-    start = raw.find(b"{", raw.rfind(b'"usage"')) if b'"usage"' in raw else -1
+    """The usage in an answer that is too large to be parsed, such as the log probabilities of a long answer; None if none
+    is found near its end. A quotation mark within a text is escaped, so no text holds the name of the field."""
+    name_at = raw.rfind(b'"usage"', max(0, len(raw) - ENGINE_BYTES))
+    start = raw.find(b"{", name_at, name_at + MOST_USAGE_BYTES) if name_at >= 0 else -1
     level = 0
     for at in range(start, min(start + MOST_USAGE_BYTES, len(raw))) if start >= 0 else ():
         level += (raw[at] == ord("{")) - (raw[at] == ord("}"))

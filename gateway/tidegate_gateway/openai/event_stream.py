@@ -71,7 +71,7 @@ class Tap:
         self._comments = 0
         self._tool_marker: bytes = dialect.tool_marker
         self._looks: int = tool_calls.MOST_LOOKS if meter.offers_tools and dialect.tool_marker else 0
-        """Events that may still be searched for the name of a tool."""
+        """Blocks that may still be searched for the name of a tool."""
 
     def feed(self, data: bytes) -> bytes:
         """The whole events that `data` completes, as they came. Raises `NotEvents`."""
@@ -92,7 +92,7 @@ class Tap:
                 block = block.replace(b"\r\n\r\n", boundary)
             else:
                 boundary = b"\r\n\r\n"
-        if self._looks and block.find(self._tool_marker) >= 0:
+        if self._looks and len(block) <= tool_calls.MOST_BYTES and block.find(self._tool_marker) >= 0:
             self._look_for_tool(block)
         plain, rest = self._plain(block)
         self.meter.tokens += plain
@@ -125,13 +125,14 @@ class Tap:
         return data
 
     def _look_for_tool(self, block: bytes) -> None:
+        self._looks -= 1
         for line in block.split(b"\n"):
-            if self._looks and self._tool_marker in line and line.startswith(b"data:"):
-                self._looks -= 1
+            if self._tool_marker in line and line.startswith(b"data:"):
                 found = self._dialect.read_tool(line[5:])
                 if found:
                     self.meter.tool = found
                     self._looks = 0
+                    return
 
     def _plain(self, block: bytes) -> tuple[int, bytes]:
         """The number of events at the start of the block that only carry text, and the rest of the block. Nearly all events

@@ -17,6 +17,8 @@ MOST_FIELDS = 256
 """Fields at the top of a body; OpenAI's API has about forty."""
 MOST_PARTS = 120_000
 """Lists, objects and fields of a body."""
+MOST_NAMED = 20
+"""Models that an error lists."""
 
 
 @immutable.value(frozen=True, slots=True, kw_only=True)
@@ -103,8 +105,10 @@ def from_body(
 
 
 def unknown_model(name: str, known: list[str]) -> error_table.GatewayError:
+    named = ", ".join(known[:MOST_NAMED]) or "none yet"
+    more = f", and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
     return BadRequest(
-        f"model {name[:80]!r} is not served here; GET /v1/models lists {', '.join(known) or 'none yet'}",
+        f"model {name[:80]!r} is not served here; GET /v1/models lists {named}{more}",
         param="model",
         code=error_table.MODEL_NOT_FOUND,
     )

@@ -14,12 +14,12 @@ from tidegate_gateway.openai import bounded_json
 MARKER = b'"name"'
 """Stands in each event of a chat that names a tool, and in few others: a quotation mark in a text is escaped."""
 MOST_LOOKS = 16
-"""Events with the marker of one stream that are read. An answer that says "name" more often before it invokes a tool
-counts as one without a tool."""
+"""Blocks of events with the marker of one stream that are read. An answer that says "name" more often before it invokes a
+tool counts as one without a tool."""
 MOST_INVOCATIONS = 256
 """Of one message, whose arguments count."""
 MOST_BYTES = 256 * 1024
-"""An event that is longer is not read."""
+"""An event that is longer is not read, nor is a block of events."""
 
 
 RENDERED = ("tools", "functions", "documents", "chat_template_kwargs", "previous_input_messages")
