@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from tidegate_gateway import loop_steps
+
 
 class Turns:
     """A turn of the counter may see the end of one turn of the loop and the beginning of the next one."""
@@ -30,3 +32,15 @@ async def running(turns: Turns) -> AsyncIterator[None]:
         yield
     finally:
         task.cancel()
+
+
+class CountedSteps(loop_steps.LoopSteps):
+    """Counts the steps that are taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken = 0
+
+    async def next(self) -> None:
+        self.taken += 1
+        await super().next()

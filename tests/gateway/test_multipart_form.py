@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import event_loop_turns
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,16 +13,6 @@ from tidegate_gateway.edge import multipart_form
 from tidegate_gateway.openai import error_table
 
 HEAD = b'--%s\r\nContent-Disposition: form-data; name="%d"\r\n\r\n'
-
-
-class CountedSteps(loop_steps.LoopSteps):
-    def __init__(self) -> None:
-        super().__init__()
-        self.taken = 0
-
-    async def next(self) -> None:
-        self.taken += 1
-        await super().next()
 
 
 def form(boundary: bytes, contents: list[bytes]) -> bytes:
@@ -35,7 +26,7 @@ def read(body: bytes, boundary: bytes, steps: loop_steps.LoopSteps) -> Any:
 
 
 async def test_a_boundary_that_resembles_the_content_is_sought_in_steps() -> None:
-    boundary, steps = b"a" * 69 + b"b", CountedSteps()
+    boundary, steps = b"a" * 69 + b"b", event_loop_turns.CountedSteps()
     body = HEAD % (boundary, 0) + b"a" * (4 * multipart_form.WINDOW_BYTES)
     with pytest.raises(error_table.BadRequest, match="cut off"):
         await multipart_form.parts(body, f"multipart/form-data; boundary={boundary.decode()}", steps)
@@ -43,7 +34,7 @@ async def test_a_boundary_that_resembles_the_content_is_sought_in_steps() -> Non
 
 
 def test_many_parts_within_a_window_are_found_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps, window = CountedSteps(), 20_000
+    steps, window = event_loop_turns.CountedSteps(), 20_000
     monkeypatch.setattr(multipart_form, "WINDOW_BYTES", window)
     assert len(read(form(b"x", [b"y" * 1000] * 10), b"x", steps)) == 10
     assert steps.taken == 0

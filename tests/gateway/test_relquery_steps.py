@@ -17,16 +17,6 @@ from tidegate_gateway.relqueries import row_tables, row_template
 PATH = "/v1/relqueries"
 
 
-class CountedSteps(loop_steps.LoopSteps):
-    def __init__(self) -> None:
-        super().__init__()
-        self.taken = 0
-
-    async def next(self) -> None:
-        self.taken += 1
-        await super().next()
-
-
 def form(**fields: bytes) -> aiohttp.FormData:
     data = aiohttp.FormData()
     for name, value in fields.items():
@@ -106,7 +96,7 @@ async def test_a_row_of_a_json_document_has_few_parts() -> None:
     ids=["text", "blanks", "blanks behind"],
 )
 async def test_a_document_without_brackets_is_searched_in_windows(raw: bytes) -> None:
-    steps = CountedSteps()
+    steps = event_loop_turns.CountedSteps()
     await row_tables.split_document(raw, 1000, steps)
     assert steps.taken >= len(raw) // row_tables.WHOLE_BYTES
 

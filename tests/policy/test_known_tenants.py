@@ -4,6 +4,7 @@ import random
 from collections import OrderedDict
 from typing import Any
 
+import counted_looks
 import pytest
 
 from tidegate_policy import policies
@@ -33,22 +34,8 @@ def sends(shares: TenantShares, now: float, one: QueuedRequest) -> bool:
     return enters is not None
 
 
-class Counted(OrderedDict[str, Any]):
+class Counted(counted_looks.CountedLooks, OrderedDict[str, Any]):
     """Records that count how often all of them are looked at."""
-
-    looks = 0
-
-    def __iter__(self) -> Any:
-        Counted.looks += 1
-        return super().__iter__()
-
-    def items(self) -> Any:
-        Counted.looks += 1
-        return super().items()
-
-    def values(self) -> Any:
-        Counted.looks += 1
-        return super().values()
 
 
 def test_invented_tenants_cost_no_look_at_all_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

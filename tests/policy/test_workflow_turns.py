@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import counted_looks
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,22 +35,8 @@ def finish(gate: WorkflowGate, tenant: str, limit: float, count: int = FIRST_WOR
         gate.observe(tenant, limit / HEADROOM * 100.0, 100.0)
 
 
-class Counted(dict[str, Any]):
+class Counted(counted_looks.CountedLooks, dict[str, Any]):
     """Tenants that count how often all of them are looked at."""
-
-    looks = 0
-
-    def __iter__(self) -> Any:
-        Counted.looks += 1
-        return super().__iter__()
-
-    def items(self) -> Any:
-        Counted.looks += 1
-        return super().items()
-
-    def values(self) -> Any:
-        Counted.looks += 1
-        return super().values()
 
 
 def test_neither_the_end_of_a_workflow_nor_the_choice_of_the_next_one_looks_at_all_tenants() -> None:
