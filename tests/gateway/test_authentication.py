@@ -140,7 +140,7 @@ async def test_equal_ids_of_two_tenants_never_meet(up: Any, keys_file: pathlib.P
         }
         status, answer, _ = await client.send("DELETE", "/v1/workflows/w-4", headers=bearer(OTHER))
         assert (status, answer["error"]["code"]) == (404, "workflow_not_found")
-        assert answer["error"]["message"].startswith("workflow 'w-4' is unknown")
+        assert answer["error"]["message"].startswith("this tenant has no workflow 'w-4'")
 
         for key in (ACME, OTHER):
             body = relquery_requests.body(2, id="rq-1", stream=False)
