@@ -80,27 +80,17 @@ def test_a_stream_is_searched_for_a_tool_only_where_the_request_offers_tools_and
     assert tapped({**message("search"), "content": "x" * tool_calls.MOST_BYTES}) == ""
 
 
-def test_an_event_is_searched_for_a_tool_neither_where_it_is_long_nor_without_end_where_its_marker_is_no_data(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looks = list[bytes]()
-    look = event_stream.Tap._look_for_tool
-
-    def counted(tap: event_stream.Tap, block: bytes) -> None:
-        looks.append(block)
-        look(tap, block)
-
-    monkeypatch.setattr(event_stream.Tap, "_look_for_tool", counted)
+def test_an_event_is_searched_for_a_tool_neither_where_it_is_long_nor_without_end_where_its_marker_is_no_data() -> None:
     stream = chat_completions.ENDPOINT.stream
     assert stream is not None
     meter = event_stream.Meter(endpoint=chat_completions.ENDPOINT, offers_tools=True)
     tap = event_stream.Tap(stream, meter, wants_usage=True)
     for _ in range(3):
         tap.feed(b'data: {"x":"\n:"name"\n' + b"a\n" * tool_calls.MOST_BYTES + b'"}\n\n')
-    assert not looks
+    assert tap._looks == tool_calls.MOST_LOOKS
     for _ in range(3 * tool_calls.MOST_LOOKS):
         tap.feed(b'data: {"x":"\n:"name"\n"}\n\n')
-    assert len(looks) == tool_calls.MOST_LOOKS
+    assert tap._looks == 0
 
 
 def test_the_last_event_of_a_streamed_response_names_its_tool() -> None:
