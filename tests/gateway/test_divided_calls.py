@@ -22,7 +22,11 @@ def service(client: Any) -> dict[str, Any]:
 
 
 async def test_the_new_engine_gets_its_share_of_the_calls_until_the_division_ends(up: Any) -> None:
-    async with fake_engine.engine() as old, fake_engine.engine() as new, up(*pair(old, new)) as client:
+    async with (
+        fake_engine.engine() as old,
+        fake_engine.engine() as new,
+        up(*pair(old, new), dispatch={"cap": 10}) as client,
+    ):
         status, answer = await divide(client, {"engines": ["new"], "weight": 0, "for_s": 60})
         assert status == 200
         assert (answer["rollout"]["engines"], answer["rollout"]["weight"]) == (["new"], 0)
@@ -34,6 +38,7 @@ async def test_the_new_engine_gets_its_share_of_the_calls_until_the_division_end
             assert (await client.ask())[0] == 200
         assert (old.served, new.served) == (20, 20)
         assert (await divide(client, {"weight": None}))[1] == {"rollout": None}
+        old.first_s = new.first_s = 0.5  # more calls at a time than one engine takes, however fast it seems
         await asyncio.gather(*(client.ask() for _ in range(20)))
         assert old.served > 20
 
