@@ -341,9 +341,11 @@ class GatewayCore:
         self._forget(now, call_id)
         return self._seen(now, self.dispatcher.on_cancel(now, call_id))
 
-    def on_workflow_end(self, now: float, workflow: WorkflowId, *, ok: bool, lacks: Sequence[str] = ()) -> list[Action]:
+    def on_workflow_end(
+        self, now: float, workflow: WorkflowId, *, ok: bool, uncalled: Sequence[str] = ()
+    ) -> list[Action]:
         """The workflow is done, or it was cancelled or has expired. The core learns from one that is done."""
-        self.workflows.on_workflow_end(now, workflow, ok=ok, uncalled=lacks)
+        self.workflows.on_workflow_end(now, workflow, ok=ok, uncalled=uncalled)
         return self._seen(now, self.dispatcher.on_workflow_end(now, workflow))
 
     # Events of the pool.
@@ -456,8 +458,8 @@ class GatewayCore:
             self._learn_tool(admitted, result.tool, result.prompt_tokens)
             admitted.context_tokens, admitted.ended_at_s = result.prompt_tokens + result.output_tokens, ended_at_s
         if admitted.engine is not None:
-            used = (result.prompt_tokens, result.output_tokens)
-            self.engines.on_answer(ended_at_s, admitted.engine, call.id, used, streamed=result.streamed)
+            prompt, output = result.prompt_tokens, result.output_tokens
+            self.engines.on_answer(ended_at_s, admitted.engine, call.id, prompt, output, streamed=result.streamed)
 
     def _waits_no_more(self, admitted: _Admitted) -> None:
         waiting = self._waiting.get(admitted.kind)

@@ -52,6 +52,19 @@ async def test_the_first_result_of_a_row_counts(stores: Any) -> None:
     assert late.completed == 2
 
 
+def new_relquery(upload: str, *, total: int) -> relquery_store.NewRelQuery:
+    return relquery_store.NewRelQuery(
+        id=relquery_store.new_id(),
+        tenant="t",
+        model="m",
+        spec=b"{}",
+        lasts_ms=60_000,
+        upload=upload,
+        total=total,
+        rows_bytes=5 * total,
+    )
+
+
 async def test_rows_that_a_broken_connection_made_its_client_push_twice_become_no_relquery(stores: Any) -> None:
     """Rows are numbered by their place, so each later one would have the result of another one."""
     one, _ = stores
@@ -59,16 +72,7 @@ async def test_rows_that_a_broken_connection_made_its_client_push_twice_become_n
     await one.push(upload, [b'["a"]'], by="t")
     await one.push(upload, [b'["a"]'], by="t")
     await one.push(upload, [b'["b"]'], by="t")
-    new = relquery_store.NewRelQuery(
-        id=relquery_store.new_id(),
-        tenant="t",
-        model="m",
-        spec=b"{}",
-        lasts_ms=60_000,
-        upload=upload,
-        total=2,
-        rows_bytes=10,
-    )
+    new = new_relquery(upload, total=2)
     with pytest.raises(store_contract.Rejected, match="rows_lapsed"):
         await one.create(new, owned=True)
 
@@ -77,16 +81,7 @@ async def test_a_creation_that_a_broken_connection_made_its_client_send_twice_co
     one, two = stores
     upload = relquery_store.new_id()
     await one.push(upload, [b'["a"]'], by="t")
-    new = relquery_store.NewRelQuery(
-        id=relquery_store.new_id(),
-        tenant="t",
-        model="m",
-        spec=b"{}",
-        lasts_ms=60_000,
-        upload=upload,
-        total=1,
-        rows_bytes=5,
-    )
+    new = new_relquery(upload, total=1)
     created = await one.create(new, owned=True)
     again = await one.create(new, owned=True)
     assert dataclasses.replace(again, now_ms=created.now_ms) == created

@@ -125,7 +125,7 @@ def test_a_stage_without_calls_in_earlier_workflows_takes_no_part_of_the_time_of
     for call in ("plan", "write"):
         made.workflows.on_call(0.0, WorkflowId("earlier"), CallId(call), call, tenant="t", template="x")
         made.workflows.on_end(1.0, WorkflowId("earlier"), CallId(call), 1.0)
-    made.on_workflow_end(1.0, WorkflowId("earlier"), ok=True, lacks=["run-sql"])
+    made.on_workflow_end(1.0, WorkflowId("earlier"), ok=True, uncalled=["run-sql"])
     assert made.stage_grant(0.0, flow, "plan", "m").due_at_s == pytest.approx(45.0)
     assert made.stage_grant(0.0, flow, "write", "m").due_at_s == pytest.approx(90.0)
     assert made.stage_grant(0.0, flow, "run-sql", "m").due_at_s == pytest.approx(45.0), "it has a call now"

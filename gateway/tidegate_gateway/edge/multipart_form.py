@@ -28,6 +28,11 @@ class Part:
     """Where its content begins in the body."""
     end: int
 
+    @property
+    def bytes(self) -> int:
+        """Of its content."""
+        return self.end - self.first
+
 
 async def parts(body: bytes, content_type: str, steps: LoopSteps) -> dict[str, Part]:
     """The parts of a form by their names. Raises `BadRequest`."""

@@ -118,10 +118,10 @@ class RelQueryApi:
         _check_fields(raw, parts)
         document, step_bytes = {}, 0
         for name, part in parts.items():
-            step_bytes += part.end - part.first
+            step_bytes += part.bytes
             if step_bytes > FIELDS_STEP_BYTES:
                 await self._relqueries.steps.next()
-                step_bytes = part.end - part.first
+                step_bytes = part.bytes
             document[name] = _field(name, raw, part)
         spec, rows = self._begin(document, fields)
         url = document.get("rows_url")
@@ -266,9 +266,9 @@ def _query(request: http_messages.Request, *names: str) -> dict[str, str]:
 def _check_fields(raw: bytes, fields: dict[str, multipart_form.Part]) -> None:
     """Checks the fields of a form together before any of them is parsed. Raises `BadRequest`."""
     for name, part in fields.items():
-        if part.end - part.first > MOST_FIELD_BYTES:
+        if part.bytes > MOST_FIELD_BYTES:
             raise BadRequest(f"{name[:64]} is larger than {MOST_FIELD_BYTES} bytes", param=name[:64])
-    if sum(part.end - part.first for part in fields.values()) > relquery_submission.MOST_SPEC_BYTES:
+    if sum(part.bytes for part in fields.values()) > relquery_submission.MOST_SPEC_BYTES:
         raise relquery_submission.too_large()
     count = bounded_json.PartCount(parsed_request.MOST_PARTS)
     for name, part in fields.items():

@@ -294,7 +294,7 @@ class Placements:
 
     def workflow_over(self, workflow: WorkflowId, ok: bool, uncalled: list[str]) -> None:
         """The workflow is done (`ok`), or was cancelled or has expired. No call came for its stages `uncalled`."""
-        self._act(self.core.on_workflow_end(self.clock(), workflow, ok=ok, lacks=uncalled))
+        self._act(self.core.on_workflow_end(self.clock(), workflow, ok=ok, uncalled=uncalled))
 
     def leave(self, placement: Placement) -> None:
         if self._in_progress.pop(placement.call.id, None) is not None and not placement.ended:

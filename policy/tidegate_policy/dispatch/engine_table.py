@@ -295,13 +295,16 @@ class EngineTable:
         if self._learns(engine):
             engine.estimate.on_tokens(now, call, tokens, _crowd(engine))
 
-    def on_answer(self, now: float, engine: EngineId, call: CallId, used: tuple[int, int], *, streamed: bool) -> None:
-        """The engine has sent the whole answer; what its steps cost is learned from it. `used`: the tokens of the prompt
-        and of the answer, as the engine counts them."""
+    def on_answer(
+        self, now: float, engine: EngineId, call: CallId, prompt_tokens: int, output_tokens: int, *, streamed: bool
+    ) -> None:
+        """The engine has sent the whole answer, and has counted the tokens; what its steps cost is learned from it."""
         known = self._engines.get(engine)
         if known is None or not self._learns(known):
             return
-        if known.estimate.on_end(now, call, used[1], _crowd(known), streamed=streamed, prompt_tokens=used[0]):
+        if known.estimate.on_end(
+            now, call, output_tokens, _crowd(known), streamed=streamed, prompt_tokens=prompt_tokens
+        ):
             self._set_cost(known, known.estimate.cost)
 
     def _learns(self, engine: Engine) -> bool:
