@@ -94,4 +94,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except openai.APIError as error:
+        sys.exit(f"tool_agent.py: {error}")

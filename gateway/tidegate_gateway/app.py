@@ -120,6 +120,7 @@ async def serving(
             stack.callback(loops.create_task(encryption.run(gateway.loops)).cancel)
             if file is not None:
                 stack.callback(loops.create_task(settings_reload.SettingsReload(file, gateway).run()).cancel)
+            await gateway.discovery.first_look()
             bound = await _listen(stack, gateway, encryption)
             try:
                 yield bound
@@ -199,7 +200,13 @@ async def _site(
     server = http_listener.Server(
         routes, limits, leaving=lambda: gateway.draining, guard=guard, bodies=bodies, encryption=encryption
     )
-    opened = await listening_port.open_port(server, host, port)
+    opened = await listening_port.open_port(
+        server,
+        host,
+        port,
+        most_waiting=listening_port.most_waiting(limits.connections),
+        answers_ended=encryption is None,
+    )
     stack.push_async_callback(http_listener.close, opened, server)
     return opened.shown(host)
 

@@ -174,7 +174,9 @@ class Connection(asyncio.BufferedProtocol):
                 raise ConnectionLost(f"its answer has {HEAD_BYTES} bytes without a byte of its body")
         except httptools.HttpParserError:
             self._lose(ConnectionLost("its answer is not HTTP/1.1"))
-        except (ConnectionLost, httptools.HttpParserUpgrade) as error:
+        except httptools.HttpParserUpgrade:
+            self._lose(ConnectionLost("its answer changes the protocol"))
+        except ConnectionLost as error:
             # What was caught knows this frame: a cycle would keep the connection.
             self._lose(ConnectionLost(str(error)))
         if self._waiter is not None:

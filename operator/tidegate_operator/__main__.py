@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -53,6 +54,7 @@ SERVICE_ACCOUNT_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/names
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     begin_log(options.log_level)
+    warnings.filterwarnings("ignore", message="kube_config_path not provided")  # the error says what to do
     try:
         if options.check:
             return asyncio.run(check(options))
@@ -61,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.error("%s", error)
         return 1
     except config.ConfigException as error:
-        sys.stderr.write(f"tidegate operator: no cluster to work on: {error}. Set KUBECONFIG, or run it in a pod.\n")
+        why = str(error).rstrip(".")
+        sys.stderr.write(f"tidegate operator: no cluster to work on: {why}. Set KUBECONFIG, or run it in a pod.\n")
         return 1
     return 0
 

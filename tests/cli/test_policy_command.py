@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import pytest
 from aiohttp import web
 
+import fake_engine
 from tidegate_cli import main, policy_command
-from tidegate_gateway import app, fake_engine, gateway_settings
+from tidegate_gateway import app, gateway_settings
 from tidegate_gateway.coordination import policy_choice
 
 

@@ -16,8 +16,9 @@ import aiohttp
 import pytest
 import yaml
 
+import fake_engine
 from tidegate_cli import main, processes, terminal_text, top_view
-from tidegate_gateway import app, fake_engine, gateway_settings
+from tidegate_gateway import app, gateway_settings
 
 HOSTILE = "evil\x1b[2Jname"
 

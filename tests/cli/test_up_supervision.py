@@ -6,8 +6,8 @@ import contextlib
 
 import pytest
 
+import control_double
 from tidegate_cli import up_supervision
-from tidegate_control import control_double
 
 
 async def test_an_engine_that_rejects_the_policy_is_named_once_and_again_when_it_follows(

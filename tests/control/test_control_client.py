@@ -7,14 +7,8 @@ from collections.abc import AsyncIterator, Mapping
 import grpc
 import pytest
 
-from tidegate_control import (
-    control_client,
-    control_connections,
-    control_contract,
-    control_double,
-    control_server,
-    translation,
-)
+import control_double
+from tidegate_control import control_client, control_connections, control_contract, control_server, translation
 from tidegate_policy import policies, qos
 from tidegate_policy.engine import engine_status
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
-from tidegate_control import control_double, steering_driver
+import control_double
+from tidegate_control import steering_driver
 from tidegate_policy.steer import guards, steer_memory, steering_loop
 
 SETTINGS = steering_loop.Settings(

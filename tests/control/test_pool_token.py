@@ -8,14 +8,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from tidegate_control import (
-    control_client,
-    control_connections,
-    control_contract,
-    control_double,
-    control_server,
-    pool_token,
-)
+import control_double
+from tidegate_control import control_client, control_connections, control_contract, control_server, pool_token
 
 TOKEN = "a-token-of-the-pool"
 ADDRESS = "unix:@tidegate-pool-token-test"

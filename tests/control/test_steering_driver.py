@@ -9,7 +9,8 @@ import math
 
 import pytest
 
-from tidegate_control import control_connections, control_double, steering_driver
+import control_double
+from tidegate_control import control_connections, steering_driver
 from tidegate_policy.steer import guards, llm_choice, steering_loop
 from tidegate_proto.v1 import control_pb2
 

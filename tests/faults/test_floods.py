@@ -15,8 +15,8 @@ import orjson
 import pytest
 import steady_calls
 
+import fake_engine
 import tidegate_profiles
-from tidegate_gateway import fake_engine
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
 pytestmark = pytest.mark.faults

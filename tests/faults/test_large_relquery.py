@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tidegate_gateway import fake_engine
+import fake_engine
 
 IS_FULL = "TIDEGATE_FAULTS" in os.environ
 ROWS = 100_000 if IS_FULL else 3_000

@@ -22,7 +22,7 @@ import orjson
 import pytest
 import steady_calls
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_gateway.edge import grpc_messages
 from tidegate_gateway.edge import http2_frames as h2
 from tidegate_proto.v1 import inference_pb2

@@ -13,7 +13,7 @@ import answer_probe
 import orjson
 import pytest
 
-from tidegate_gateway import fake_engine
+import fake_engine
 
 pytestmark = pytest.mark.faults
 

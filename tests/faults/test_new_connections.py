@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -11,8 +12,8 @@ import grpc_peer
 import hpack
 import pytest
 
+import fake_engine
 from tidegate_cli.processes import free_port
-from tidegate_gateway import fake_engine
 from tidegate_gateway.edge import http2_frames
 from tidegate_proto.v1 import inference_pb2
 
@@ -25,7 +26,7 @@ opened, ended = collections.deque(), time.monotonic() + 60
 while time.monotonic() < ended:
     while opened and opened[0][0] <= time.monotonic():
         client = opened.popleft()[1]
-        if kind != "ended":
+        if not kind.startswith("ended"):
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
     if len(opened) < 900:
@@ -61,21 +62,37 @@ SENT = {
     "half a request": HEAD % 1000 + b"{",
     "a call": HEAD % len(BODY) + BODY,
     "100 calls over gRPC": calls_over_grpc(100),
+    "ended after the first bytes of gRPC": calls_over_grpc(0),
 }
 
 
-HONEST = {"x-tidegate-tenant": "honest"}
-"""The clients that connect and end are of another tenant."""
+HONEST, ADDRESS = {"x-tidegate-tenant": "honest"}, ("127.0.0.2", 0)
+"""The clients that connect and end are of another tenant and another address."""
 
 
-async def answered_s(url: str, seconds: float) -> list[float]:
-    """The times in which clients with a connection of their own get an answer, sorted."""
+async def ask_http(port: int) -> None:
+    """A client with a connection of its own gets an answer."""
+    connector = aiohttp.TCPConnector(local_addr=ADDRESS)
+    url = f"http://127.0.0.1:{port}/v1/models"
+    async with aiohttp.ClientSession(connector=connector) as http, http.get(url, headers=HONEST) as answer:
+        assert answer.status == 200
+        await answer.read()
+
+
+async def ask_grpc(port: int) -> None:
+    """A client with a connection of its own gets the first frame of the gateway."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=ADDRESS)
+    writer.write(calls_over_grpc(0))
+    await reader.readexactly(9)
+    writer.close()
+
+
+async def answered_s(ask: Callable[[int], Awaitable[None]], port: int, seconds: float) -> list[float]:
+    """The times in which clients get an answer, sorted."""
     times, ends_s = list[float](), time.monotonic() + seconds
     while time.monotonic() < ends_s:
         began_s = time.monotonic()
-        async with aiohttp.ClientSession() as http, http.get(url + "/v1/models", headers=HONEST) as answer:
-            assert answer.status == 200
-            await answer.read()
+        await ask(port)
         times.append(time.monotonic() - began_s)
         await asyncio.sleep(0.02)
     return sorted(times)
@@ -88,8 +105,10 @@ async def answered_s(url: str, seconds: float) -> list[float]:
         ("ended", 0),
         ("half a request", 0),
         ("half a request", 20),
+        ("half a request", 300),
         ("a call", 20),
         ("100 calls over gRPC", 20),
+        ("ended after the first bytes of gRPC", 0),
     ],
 )
 async def test_connections_that_are_reset_keep_no_new_client_waiting(
@@ -98,13 +117,13 @@ async def test_connections_that_are_reset_keep_no_new_client_waiting(
     async with fake_engine.engine() as engine:
         grpc_port = free_port()
         gateway = await rig.gateway([engine], None, grpc_port=grpc_port)
-        port = str(grpc_port) if "gRPC" in kind else gateway.url.rpartition(":")[2]
-        words = [port, kind, str(delay_ms / 1000), SENT.get(kind, b"").hex()]
+        port = grpc_port if "gRPC" in kind else int(gateway.url.rpartition(":")[2])
+        words = [str(port), kind, str(delay_ms / 1000), SENT.get(kind, b"").hex()]
         flood = await asyncio.create_subprocess_exec(sys.executable, "-c", FLOOD, *words)
         try:
             await asyncio.sleep(1)
             before = gateway.memory
-            times = await answered_s(gateway.url, 6)
+            times = await answered_s(ask_grpc if "gRPC" in kind else ask_http, port, 6)
             grown = (gateway.memory - before) / 2**20
             assert flood.returncode is None
         finally:

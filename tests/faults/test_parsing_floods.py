@@ -13,7 +13,7 @@ import orjson
 import pytest
 import test_port_encryption
 
-from tidegate_gateway import fake_engine
+import fake_engine
 
 pytestmark = pytest.mark.faults
 

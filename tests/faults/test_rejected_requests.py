@@ -7,7 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from tidegate_gateway import fake_engine, gateway_settings
+import fake_engine
+from tidegate_gateway import gateway_settings
 
 pytestmark = pytest.mark.faults
 

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tidegate_gateway import fake_engine
+import fake_engine
 
 ROWS = 240
 PATH = "/v1/relqueries"

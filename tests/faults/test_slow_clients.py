@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import steady_calls
 
-from tidegate_gateway import fake_engine
+import fake_engine
 
 pytestmark = pytest.mark.faults
 

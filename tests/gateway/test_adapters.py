@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_gateway.engines import health_check
 from tidegate_policy.model import EngineId
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+import fake_engine
 from tidegate_control import control_contract, control_server
-from tidegate_gateway import fake_engine
 from tidegate_gateway.edge import http_api
 from tidegate_gateway.engines import metrics_scrape
 from tidegate_gateway.observe import prometheus_metrics

@@ -8,7 +8,7 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_gateway.lifecycle import admission, settlement, tenant_tokens
 from tidegate_gateway.observe import background_loop, call_record, prometheus_metrics
 from tidegate_gateway.openai import completions, error_table, parsed_request, request_fields

@@ -12,7 +12,8 @@ import pytest
 import relquery_requests
 import yaml
 
-from tidegate_gateway import access_settings, fake_engine, gateway_settings, settings_decoder
+import fake_engine
+from tidegate_gateway import access_settings, gateway_settings, settings_decoder
 from tidegate_gateway.callers import api_keys, authentication
 from tidegate_gateway.openai.error_table import GatewayError
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc

@@ -14,7 +14,8 @@ import relquery_requests
 import test_port_encryption
 import test_web_tokens
 
-from tidegate_gateway import fake_engine, settings_reload
+import fake_engine
+from tidegate_gateway import settings_reload
 from tidegate_gateway.edge import http2_connection, http2_server
 from tidegate_gateway.observe import background_loop, prometheus_metrics
 

@@ -9,7 +9,7 @@ import aiohttp
 import orjson
 import pytest
 
-from tidegate_gateway import fake_engine
+import fake_engine
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_gateway.openai import (
     chat_completions,
     completions,
@@ -235,6 +235,25 @@ async def test_te_with_transfer_encoding_is_400(up: Any) -> None:
         answer = await exchange(client, head + b"0\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 400")
         assert b"TE together with Transfer-Encoding" in answer
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (b"Transfer-Encoding: gzip, chunked", b"no Transfer-Encoding but chunked"),
+        (b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", b"Transfer-Encoding"),
+        (
+            b"Content-Type: text/plain\r\nContent-Type: application/json\r\nContent-Length: 2",
+            b"content-type comes twice",
+        ),
+    ],
+)
+async def test_two_framings_or_types_are_400(up: Any, lines: bytes, why: bytes) -> None:
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s\r\n\r\n" % lines
+        answer = await exchange(client, head + b"{}")
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert why in answer
 
 
 async def test_a_body_in_chunks_of_one_byte_is_400_before_it_holds_the_others_up(up: Any) -> None:

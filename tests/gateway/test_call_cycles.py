@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tidegate_gateway import fake_engine, http_client, reading_turns
+import fake_engine
+from tidegate_gateway import http_client, reading_turns
 from tidegate_gateway.lifecycle import watchdog
 from tidegate_gateway.openai import error_table
 

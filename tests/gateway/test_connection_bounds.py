@@ -10,7 +10,8 @@ import grpc_peer
 import orjson
 import pytest
 
-from tidegate_gateway import fake_engine, gateway_settings, open_files
+import fake_engine
+from tidegate_gateway import gateway_settings, open_files
 from tidegate_gateway.edge import client_addresses, http_connection, http_listener
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"

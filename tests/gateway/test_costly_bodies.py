@@ -10,7 +10,8 @@ import grpc_peer
 import orjson
 import pytest
 
-from tidegate_gateway import fake_engine, loop_steps
+import fake_engine
+from tidegate_gateway import loop_steps
 from tidegate_gateway.openai import bounded_json, engine_body, engine_fields
 from tidegate_proto.v1 import inference_pb2
 

@@ -8,7 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from tidegate_gateway import fake_engine, settings_decoder
+import fake_engine
+from tidegate_gateway import settings_decoder
 from tidegate_proto.v1 import control_pb2, control_pb2_grpc
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tidegate_gateway import fake_engine
+import fake_engine
 
 
 async def divide(client: Any, body: Any) -> tuple[int, Any]:

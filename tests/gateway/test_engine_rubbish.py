@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from troubled_engines import endless, preferring, stream
 
-from tidegate_gateway import fake_engine
+import fake_engine
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,10 @@ from tidegate_gateway import fake_engine
         b"data: hello\n\n",
         b"data: {\n\n",
         b"x: y\n\n" * 9,
+        b"data: [DONE]\n\n",
+        b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}\n\ndata: [DONE]\n\n',
+        b'{"choices": []}',
+        pytest.param(b"<html>" + 130_000 * b"[", id="a page with very many brackets"),
     ],
 )
 async def test_garbled_answers_count_as_failures(up: Any, garbage: bytes) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from troubled_engines import preferring, refused_url, stream
 
-from tidegate_gateway import fake_engine, http_client
+import fake_engine
+from tidegate_gateway import http_client
 
 
 async def test_a_dead_engine_is_left_out(up: Any, until: Any) -> None:

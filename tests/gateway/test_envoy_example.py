@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import envoy_process
 
-from tidegate_gateway import fake_engine
+import fake_engine
 
 KEY = "acme-0123456789abcdef"
 HELD = 1100

@@ -11,8 +11,8 @@ import openai
 import pytest
 import yaml
 
+import fake_engine
 from tidegate_cli import processes
-from tidegate_gateway import fake_engine
 
 EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "examples" / "envoy-models.yaml"
 MODELS = ("small", "large")

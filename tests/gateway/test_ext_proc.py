@@ -12,7 +12,7 @@ from typing import Any
 import envoy_process
 import pytest
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_gateway.edge import ext_proc
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_gateway.edge import ext_proc, http_messages
 from tidegate_proto.envoy import ext_proc_pb2, ext_proc_pb2_grpc
 

@@ -14,8 +14,8 @@ import aiohttp
 import envoy_process
 import pytest
 
+import fake_engine
 from tidegate_cli import processes
-from tidegate_gateway import fake_engine
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
 OPEN_OR_CLOSED = pytest.mark.parametrize(

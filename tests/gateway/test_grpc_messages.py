@@ -11,7 +11,7 @@ from google.protobuf import message, struct_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_gateway.edge import grpc_messages, message_entries
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc

@@ -18,7 +18,8 @@ import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from tidegate_gateway import fake_engine, loop_steps
+import fake_engine
+from tidegate_gateway import loop_steps
 from tidegate_gateway.edge import grpc_api, grpc_call, http2_connection, http2_frames, http2_server, unread_answers
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 

@@ -8,7 +8,7 @@ import aiohttp
 import grpc
 import pytest
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_proto.envoy import ext_proc_pb2, ext_proc_pb2_grpc
 
 

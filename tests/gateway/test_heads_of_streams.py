@@ -5,7 +5,7 @@ from typing import Any
 
 import relquery_requests
 
-from tidegate_gateway import fake_engine
+import fake_engine
 
 
 async def test_the_head_of_a_stream_does_not_hold_its_connection(up: Any) -> None:

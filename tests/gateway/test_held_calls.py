@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from tidegate_gateway import fake_engine
+import fake_engine
 
 
 async def test_a_call_waits_while_no_engine_exists_and_is_served_by_the_first_one(up: Any, until: Any) -> None:

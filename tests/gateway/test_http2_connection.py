@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_port_encryption import certificate
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_gateway.edge import (
     ext_proc_messages,
     http2_frames,

@@ -8,7 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from tidegate_gateway import fake_engine, gateway_settings
+import fake_engine
+from tidegate_gateway import gateway_settings
 from tidegate_gateway.edge import framing_errors, http_listener
 
 CALL = orjson.dumps({"model": "fake", "prompt": "x", "max_tokens": 2})

@@ -7,8 +7,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import fake_engine
 from tidegate_cli import processes
-from tidegate_gateway import fake_engine
 
 EVERYWHERE = "::"
 

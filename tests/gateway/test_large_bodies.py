@@ -10,7 +10,8 @@ from typing import Any
 import event_loop_turns
 import pytest
 
-from tidegate_gateway import fake_engine, reading_turns
+import fake_engine
+from tidegate_gateway import reading_turns
 from tidegate_gateway.edge import http_connection, http_messages, incoming_bytes
 
 CLIENTS, BYTES = 30, 1024 * 1024

@@ -8,7 +8,7 @@ import aiohttp
 import orjson
 import pytest
 
-from tidegate_gateway import fake_engine
+import fake_engine
 
 CALL = orjson.dumps({"model": "fake", "prompt": "x", "max_tokens": 2})
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(CALL)

@@ -29,11 +29,13 @@ class Accepted(asyncio.Protocol):
         self._seen.discard(self.transport)
 
 
-def connected(stack: contextlib.ExitStack, port: int, count: int) -> None:
+def connected(stack: contextlib.ExitStack, port: int, count: int, source: str = "127.0.0.1") -> list[socket.socket]:
     """Clients that connect without a step of the event loop."""
-    for _ in range(count):
-        client = stack.enter_context(socket.socket())
+    clients = [stack.enter_context(socket.socket()) for _ in range(count)]
+    for client in clients:
+        client.bind((source, 0))
         client.connect(("127.0.0.1", port))
+    return clients
 
 
 async def a_burst(seen: set[asyncio.BaseTransport]) -> int:
@@ -61,13 +63,13 @@ async def closing(seen: set[asyncio.BaseTransport]) -> int:
     return accepted
 
 
-def gone(port: int, count: int, *, reset: bool) -> None:
-    """Clients that connect and reset the connection after half a request, or end it without a byte."""
+def gone(port: int, count: int, *, reset: bool, sent: bytes = b"") -> None:
+    """Clients that connect and reset the connection after half a request, or end it after some bytes."""
     for _ in range(count):
         with socket.socket() as client:
             client.connect(("127.0.0.1", port))
+            client.send(b"POST / HTTP/1.1\r\n" if reset else sent)
             if reset:
-                client.send(b"POST / HTTP/1.1\r\n")
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
@@ -100,11 +102,61 @@ async def closing_behind_clients_that_are_gone(reset: bool) -> int:
     """The clients that were accepted of those that connected after very many that are gone, just before the port closed."""
     seen = set[asyncio.BaseTransport]()
     opened = await listening_port.open_port(lambda: Accepted(seen), "127.0.0.1", 0)
-    gone(opened.port, listening_port.GONE_AT_ONCE + BURST, reset=reset)
+    gone(opened.port, listening_port.TAKEN_AT_ONCE + BURST, reset=reset)
     with contextlib.ExitStack() as stack:
         connected(stack, opened.port, 10)
         await opened.close()
         return len(seen)
+
+
+async def ended_after_bytes() -> int:
+    """The protocols that are made for clients that sent bytes and ended, where these get no answer."""
+    made = list[object]()
+
+    def factory() -> asyncio.Protocol:
+        made.append(0)
+        return asyncio.Protocol()
+
+    opened = await listening_port.open_port(factory, "127.0.0.1", 0, answers_ended=False)
+    gone(opened.port, BURST, reset=False, sent=b"PRI * HTTP/2.0")
+    await opened.close()
+    return len(made)
+
+
+async def all_lost(seen: set[asyncio.BaseTransport]) -> None:
+    """The clients are gone; returns when the port knows it."""
+    while seen:
+        await asyncio.sleep(0.01)
+
+
+async def behind_a_flood() -> int:
+    """The steps until a client is accepted that connected after many of another address."""
+    seen = set[asyncio.BaseTransport]()
+    opened = await listening_port.open_port(lambda: Accepted(seen), "127.0.0.1", 0)
+    steps = 0
+    with contextlib.ExitStack() as stack:
+        connected(stack, opened.port, BURST)
+        own = connected(stack, opened.port, 1, "127.0.0.2")[0].getsockname()
+        while all(each.get_extra_info("peername") != own for each in seen):
+            steps += 1
+            await asyncio.sleep(0)
+        assert len(seen) < BURST // 2
+        await opened.close()
+    await all_lost(seen)
+    return steps
+
+
+async def more_than_may_wait() -> tuple[int, int]:
+    """The clients of a flood, and those of another address, that are accepted where a few may wait."""
+    seen = set[asyncio.BaseTransport]()
+    opened = await listening_port.open_port(lambda: Accepted(seen), "127.0.0.1", 0, most_waiting=20)
+    with contextlib.ExitStack() as stack:
+        connected(stack, opened.port, 200)
+        connected(stack, opened.port, 5, "127.0.0.2")
+        await opened.close()
+        hosts = [each.get_extra_info("peername")[0] for each in seen]
+    await all_lost(seen)
+    return hosts.count("127.0.0.1"), hosts.count("127.0.0.2")
 
 
 Case = Callable[[set[asyncio.BaseTransport]], Coroutine[None, None, int]]
@@ -133,3 +185,19 @@ def test_clients_that_are_gone_get_no_protocol(reset: bool) -> None:
 @pytest.mark.parametrize("reset", [True, False], ids=["reset", "ended"])
 def test_a_port_that_closes_accepts_clients_behind_those_that_are_gone(reset: bool) -> None:
     assert uvloop.run(closing_behind_clients_that_are_gone(reset)) >= 10
+
+
+def test_clients_that_sent_bytes_and_ended_get_no_protocol_where_these_get_no_answer() -> None:
+    assert uvloop.run(ended_after_bytes()) <= 1
+
+
+def test_a_flood_of_one_address_delays_no_client_of_another() -> None:
+    steps = uvloop.run(behind_a_flood())
+    print(f"a client behind {BURST} of another address took {steps} steps of the event loop; the goal is 8")
+    assert steps <= 8
+
+
+def test_of_too_many_that_wait_those_of_the_longest_line_are_closed() -> None:
+    flood, others = uvloop.run(more_than_may_wait())
+    assert others == 5
+    assert flood <= 20

@@ -13,9 +13,9 @@ import aiohttp
 import grpc
 import pytest
 
+import fake_engine
 from tidegate_cli import processes
 from tidegate_control import log_lines
-from tidegate_gateway import fake_engine
 from tidegate_gateway.observe import log_fields
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 

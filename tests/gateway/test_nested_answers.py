@@ -6,7 +6,7 @@ import orjson
 import pytest
 import relquery_requests
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_gateway.openai import bounded_json, error_table
 
 

@@ -7,7 +7,7 @@ import orjson
 import pytest
 import relquery_requests
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_gateway.openai import error_table, request_fields
 from tidegate_gateway.relqueries import relquery_submission
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc

@@ -8,7 +8,7 @@ import openai
 import orjson
 import pytest
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_gateway.observe import prometheus_metrics
 
 

@@ -9,7 +9,7 @@ import chromium_page
 import pytest
 import yaml
 
-from tidegate_gateway import fake_engine
+import fake_engine
 
 pytestmark = pytest.mark.skipif(
     chromium_page.PROGRAM is None, reason="no Chromium here; install Debian's package chromium"

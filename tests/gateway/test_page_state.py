@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_gateway.edge import state_snapshot
 from tidegate_gateway.observe import policy_switches, recent_service
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tidegate_gateway import fake_engine, reading_turns
+import fake_engine
+from tidegate_gateway import reading_turns
 from tidegate_gateway.edge import framing_errors, incoming_bytes
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import echo_pods
 import envoy_process
 import pytest
 
+import fake_engine
 from tidegate_cli import processes
-from tidegate_gateway import fake_engine
 
 SELECTION = "test-epp-endpoint-selection"
 SERVED = "x-conformance-test-served-endpoint"

@@ -13,7 +13,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from test_port_encryption import certificate, close, shown
 
-from tidegate_gateway import fake_engine, gateway_settings
+import fake_engine
+from tidegate_gateway import gateway_settings
 from tidegate_gateway.settings_decoder import BadSettings
 
 CALL = {"model": "fake", "prompt": "x"}

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate_gateway import fake_engine, running_gateway
+import fake_engine
+from tidegate_gateway import running_gateway
 from tidegate_gateway.coordination import pool_clock
 
 START_S = 1_790_000_000.0

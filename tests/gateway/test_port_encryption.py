@@ -18,7 +18,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from tidegate_gateway import fake_engine, gateway_settings
+import fake_engine
+from tidegate_gateway import gateway_settings
 from tidegate_gateway.edge import http_listener, http_messages, listening_port, port_encryption
 from tidegate_gateway.settings_decoder import BadSettings
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc

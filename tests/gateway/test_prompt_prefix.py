@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_gateway.openai import chat_completions, completions, prompt_prefix
 from tidegate_policy.dispatch import prefix_index, prompt_blocks
 from tidegate_policy.model import Call, CallId, EngineId

@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_gateway.openai import chat_completions, responses
 
 TOOL = {"type": "function", "function": {"name": "search", "description": "x" * 1000, "parameters": {}}}

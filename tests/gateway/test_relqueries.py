@@ -9,7 +9,7 @@ import pytest
 import relquery_requests
 from redis import asyncio as redis
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_gateway.openai import parsed_request
 from tidegate_gateway.relqueries import relquery_runner, row_results
 from tidegate_gateway.store import relquery_store, store_contract

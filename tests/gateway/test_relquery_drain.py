@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import relquery_requests
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_gateway.relqueries import relquery_runner
 
 PATH = "/v1/relqueries"

@@ -12,7 +12,7 @@ import pytest
 import relquery_requests
 from aiohttp import web
 
-from tidegate_gateway import fake_engine
+import fake_engine
 
 PLAIN = "application/octet-stream"
 PATH = "/v1/relqueries"

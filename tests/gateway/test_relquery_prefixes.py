@@ -6,7 +6,7 @@ from typing import Any
 
 import relquery_requests
 
-from tidegate_gateway import fake_engine
+import fake_engine
 
 COST = {"step_s": 0.001, "prefill_s": 0.001}
 """A template of 2,000 tokens takes 2 s where it is not cached, and a row beside it nearly nothing."""

@@ -8,7 +8,7 @@ import pytest
 import relquery_requests
 from google.rpc import error_details_pb2, status_pb2
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
 LISTEN = {"grpcPort": 0}

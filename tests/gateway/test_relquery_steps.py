@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate_gateway import fake_engine, gateway_settings, loop_steps
+import fake_engine
+from tidegate_gateway import gateway_settings, loop_steps
 from tidegate_gateway.edge import relquery_http
 from tidegate_gateway.openai import error_table, parsed_request
 from tidegate_gateway.relqueries import row_tables, row_template

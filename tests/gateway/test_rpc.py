@@ -11,7 +11,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
 LISTEN = {"grpcPort": 0}

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 import yaml
 
-from tidegate_gateway import fake_engine, settings_decoder, settings_reload
+import fake_engine
+from tidegate_gateway import settings_decoder, settings_reload
 
 
 @pytest.fixture

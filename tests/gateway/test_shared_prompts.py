@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tidegate_gateway import fake_engine, gateway_settings
+import fake_engine
+from tidegate_gateway import gateway_settings
 from tidegate_gateway.store import prompt_stream, valkey_store
 from tidegate_policy.dispatch import prefix_index
 from tidegate_policy.model import EngineId

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import exposition
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_gateway.observe import prometheus_metrics
 
 CLASSES = [

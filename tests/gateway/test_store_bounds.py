@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from redis import asyncio as valkey
 from workflow_requests import member
 
-from tidegate_gateway import fake_engine, gateway_settings, stage_declaration
+import fake_engine
+from tidegate_gateway import gateway_settings, stage_declaration
 from tidegate_gateway.store import store_contract, valkey_store
 
 KIB = 1024

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from redis import asyncio as valkey
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_gateway.store import store_contract, valkey_store
 
 LEASE_S = 0.5

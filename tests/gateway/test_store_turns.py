@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from redis import asyncio as redis
 
-from tidegate_gateway import fake_engine, gateway_settings, loop_steps
+import fake_engine
+from tidegate_gateway import gateway_settings, loop_steps
 from tidegate_gateway.store import store_contract, valkey_store
 
 

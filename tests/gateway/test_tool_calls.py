@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_gateway.openai import chat_completions, event_stream, responses, tool_calls
 
 TOOLS = [{"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}]

@@ -8,7 +8,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tidegate_gateway import app, fake_engine, gateway_settings, settings_decoder
+import fake_engine
+from tidegate_gateway import app, gateway_settings, settings_decoder
 from tidegate_gateway.observe import tracing_spans
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_gateway.edge import http_connection, unread_answers
 
 LONG = 100 * 1024

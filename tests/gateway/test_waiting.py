@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_gateway.observe import prometheus_metrics
 
 

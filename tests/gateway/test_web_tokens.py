@@ -22,7 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate_gateway import access_settings, fake_engine, gateway_settings, settings_decoder
+import fake_engine
+from tidegate_gateway import access_settings, gateway_settings, settings_decoder
 from tidegate_gateway.callers import authentication, web_tokens
 from tidegate_gateway.openai.error_table import GatewayError
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from workflow_requests import create, member, state_of
 
-from tidegate_gateway import fake_engine
+import fake_engine
 
 STAGES = [{"name": "a"}]
 

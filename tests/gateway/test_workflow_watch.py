@@ -7,7 +7,7 @@ import grpc
 import orjson
 import pytest
 
-from tidegate_gateway import fake_engine
+import fake_engine
 from tidegate_gateway.workflows import workflow_service
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from tidegate_gateway import fake_engine
+import fake_engine
 
 
 def refused_url() -> str:

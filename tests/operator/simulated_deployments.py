@@ -3,7 +3,8 @@
 import copy
 import datetime
 
-from tidegate_operator import engine_place, operator_doubles, pool_status, rollout
+import operator_doubles
+from tidegate_operator import engine_place, pool_status, rollout
 
 UID = "pool-uid"
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)

@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 
-from tidegate_operator import operator_doubles
+import operator_doubles
 
 from . import conftest
 

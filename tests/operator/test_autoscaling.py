@@ -11,7 +11,7 @@ import pytest
 import yaml
 from localkube import background_processes, pki
 
-from tidegate_operator import operator_doubles
+import operator_doubles
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "autoscaling.md"
 API = "/apis/external.metrics.k8s.io/v1beta1"

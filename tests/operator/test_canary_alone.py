@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tidegate_operator import canary_hold, operator_doubles, pool_canary, spec
+import operator_doubles
+from tidegate_operator import canary_hold, pool_canary, spec
 from tidegate_operator.cluster import watch_cache
 from tidegate_policy.rollout import canary
 from tidegate_policy.rollout.side_by_side import Service

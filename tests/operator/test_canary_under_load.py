@@ -8,7 +8,7 @@ import json
 import aiohttp
 import pytest
 
-from tidegate_operator import operator_doubles
+import operator_doubles
 
 from . import loopback_node
 

@@ -9,7 +9,8 @@ import urllib.request
 import pytest
 import yaml
 
-from tidegate_operator import operator_doubles, render, replica_allocation, spec
+import operator_doubles
+from tidegate_operator import render, replica_allocation, spec
 from tidegate_operator.render import scraping
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

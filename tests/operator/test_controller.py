@@ -5,7 +5,8 @@ import collections
 import contextlib
 import itertools
 
-from tidegate_operator import cluster, controller, operator_doubles, reconcile
+import operator_doubles
+from tidegate_operator import cluster, controller, reconcile
 from tidegate_operator.cluster import watch_cache
 
 from . import conftest

@@ -6,7 +6,8 @@ import pathlib
 import pytest
 import yaml
 
-from tidegate_operator import operator_doubles, spec, spec_problems
+import operator_doubles
+from tidegate_operator import spec, spec_problems
 from tidegate_policy import policies
 from tidegate_policy.steer import selectors
 from tidegate_sim import engine_double

@@ -7,7 +7,8 @@ import pathlib
 import pytest
 import yaml
 
-from tidegate_operator import operator_doubles, rollout
+import operator_doubles
+from tidegate_operator import rollout
 from tidegate_operator.render import default_resources
 
 from . import simulated_deployments, test_reconcile, test_render

@@ -20,8 +20,8 @@ import pytest
 import yaml
 from localkube import background_processes
 
-from tidegate_gateway import fake_engine
-from tidegate_operator import operator_doubles
+import fake_engine
+import operator_doubles
 from tidegate_policy import duration
 
 IS_FULL = "TIDEGATE_FAULTS" in os.environ

@@ -7,17 +7,9 @@ import pathlib
 import pytest
 import yaml
 
+import operator_doubles
 from tidegate_gateway import gateway_settings
-from tidegate_operator import (
-    cluster,
-    objects,
-    operator_doubles,
-    reconcile,
-    render,
-    replica_allocation,
-    spec,
-    spec_problems,
-)
+from tidegate_operator import cluster, objects, reconcile, render, replica_allocation, spec, spec_problems
 from tidegate_operator.cluster import api_server
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from tidegate_operator import operator_doubles
+import operator_doubles
 
 IS_FULL = "TIDEGATE_FAULTS" in os.environ
 POOLS, MEASURED_S, WINDOWS = (200, 60, 5) if IS_FULL else (5, 10, 2)

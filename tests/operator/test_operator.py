@@ -5,7 +5,8 @@ import json
 import pathlib
 import re
 
-from tidegate_operator import engine_room, operator_doubles
+import operator_doubles
+from tidegate_operator import engine_room
 
 
 def columns(kubectl, name="chat"):

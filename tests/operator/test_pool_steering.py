@@ -7,16 +7,9 @@ import json
 
 import pytest
 
-from tidegate_control import control_double
-from tidegate_operator import (
-    error_budget,
-    operator_doubles,
-    pool_secret,
-    pool_steering,
-    reconcile,
-    spec,
-    steering_status,
-)
+import control_double
+import operator_doubles
+from tidegate_operator import error_budget, pool_secret, pool_steering, reconcile, spec, steering_status
 from tidegate_policy.steer import guards, steering_loop
 from tidegate_proto.v1 import control_pb2
 

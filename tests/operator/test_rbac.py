@@ -8,7 +8,8 @@ import json
 
 import pytest
 
-from tidegate_operator import objects, operator_doubles, reconcile, render, replica_allocation, spec
+import operator_doubles
+from tidegate_operator import objects, reconcile, render, replica_allocation, spec
 
 UNSEEN = {
     # Server-side apply creates what is not there: the API server checks "create", and the audit log says "patch".

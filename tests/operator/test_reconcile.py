@@ -7,17 +7,8 @@ import json
 import pytest
 import yaml
 
-from tidegate_operator import (
-    objects,
-    operator_doubles,
-    plan,
-    pool_status,
-    reconcile,
-    render,
-    replica_allocation,
-    rollout,
-    spec,
-)
+import operator_doubles
+from tidegate_operator import objects, plan, pool_status, reconcile, render, replica_allocation, rollout, spec
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tidegate_operator import operator_doubles
+import operator_doubles
 
 from .conftest import CRD, make_namespace
 

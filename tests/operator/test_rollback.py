@@ -5,7 +5,7 @@ import json
 import pytest
 from localkube import control_plane
 
-from tidegate_operator import operator_doubles
+import operator_doubles
 
 from .test_operator import condition, ready_engines
 

@@ -4,7 +4,8 @@ import datetime
 
 import pytest
 
-from tidegate_operator import canary_hold, operator_doubles, pool_scaling
+import operator_doubles
+from tidegate_operator import canary_hold, pool_scaling
 from tidegate_operator.cluster import watch_cache
 from tidegate_operator.render import child_metadata
 from tidegate_policy.model import Call, CallId

@@ -12,7 +12,8 @@ import pathlib
 import pytest
 import yaml
 
-from tidegate_operator import controller, gateway_admin, operator_doubles, pool_steering
+import operator_doubles
+from tidegate_operator import controller, gateway_admin, pool_steering
 from tidegate_operator.cluster import watch_cache
 
 from . import conftest, test_controller

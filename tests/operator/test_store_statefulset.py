@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tidegate_operator import operator_doubles, plan, reconcile, rollout
+import operator_doubles
+from tidegate_operator import plan, reconcile, rollout
 
 from . import simulated_deployments, test_reconcile, test_render
 

@@ -6,7 +6,7 @@ import urllib.request
 
 import pytest
 
-from tidegate_operator import operator_doubles
+import operator_doubles
 
 POOLS = 24
 OF_VLLM = 6

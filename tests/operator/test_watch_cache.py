@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tidegate_operator import operator_doubles
+import operator_doubles
 from tidegate_operator.cluster import watch_cache
 
 KEY = ("prod", "chat")

@@ -8,7 +8,8 @@ import types
 import pytest
 import yaml
 
-from tidegate_operator import cluster, operator_doubles, watches
+import operator_doubles
+from tidegate_operator import cluster, watches
 
 from .conftest import CRD, install, make_namespace
 

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 from localkube import background_processes, control_plane, pki
 
-from tidegate_operator import operator_doubles, pod_trouble, pool_status, weight_status
+import operator_doubles
+from tidegate_operator import pod_trouble, pool_status, weight_status
 from tidegate_operator.weights import weight_report
 
 from . import test_render

@@ -10,7 +10,11 @@ ONE_CLIENT_BITS = 64
 
 def address_of(transport: asyncio.BaseTransport) -> str:
     """The address of the peer, without its port; "" for a peer that has none. Of IPv6 it is the peer's network."""
-    host = str((transport.get_extra_info("peername") or ("",))[0])
+    return client_of(str((transport.get_extra_info("peername") or ("",))[0]))
+
+
+def client_of(host: str) -> str:
+    """The address, or the network of IPv6, that is one client."""
     if ":" not in host:
         return host
     address = ipaddress.IPv6Address(host.partition("%")[0])

@@ -88,10 +88,21 @@ def body_too_large(most_bytes: int) -> BadRequest:
 
 def check_headers(request: http_messages.Request) -> None:
     """Raises `BadRequest` for headers that frame a request in more than one way, or in a way that is not supported."""
-    hosts = sum(name == "host" for name, _ in request.headers)
+    hosts, codings, types = 0, list[str](), set[str]()
+    for name, value in request.headers:
+        if name == "host":
+            hosts += 1
+        elif name == "transfer-encoding":
+            codings.append(value.strip().lower())
+        elif name == "content-type":
+            types.add(value)
     if hosts > 1 or (request.chunks and not hosts):
         raise BadRequest(INVALID + ("Two 'Host' headers" if hosts else "Missing 'Host' header"))
-    if request.header("te") and request.header("transfer-encoding"):
+    if codings not in ([], ["chunked"]):
+        raise BadRequest("no Transfer-Encoding but chunked is supported", param="transfer-encoding")
+    if len(types) > 1:
+        raise BadRequest("content-type comes twice with different values; send one", param="content-type")
+    if request.header("te") and codings:
         raise BadRequest("TE together with Transfer-Encoding is not supported; leave TE out", param="te")
     if request.header("content-encoding") not in ("", "identity"):
         raise BadRequest("compressed bodies are not supported; send the JSON uncompressed")

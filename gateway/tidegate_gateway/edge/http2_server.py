@@ -151,7 +151,9 @@ async def listening(
     """An open port; its address as host:port. `step` runs each look at the connections. In the end no further stream is
     served, and those that are have `within_s` seconds until `ended`. Raises `OSError` when the port is taken."""
     loop = asyncio.get_running_loop()
-    opened = await listening_port.open_port(server, host, port)
+    opened = await listening_port.open_port(
+        server, host, port, most_waiting=listening_port.most_waiting(server.bounds.connections), answers_ended=False
+    )
     looks = loop.create_task(_looks(server, step))
     try:
         yield opened.shown(host)

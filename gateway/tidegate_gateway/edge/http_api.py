@@ -146,7 +146,7 @@ class HttpApi:
             if reply.status != 200:
                 rejected = error_table.rejected(reply.first)
                 return http_messages.Response(status=rejected.row.status, body=rejected.body(), headers=headers)
-            return http_messages.Response(body=reply.first, content_type=reply.content_type, headers=headers)
+            return http_messages.Response(body=reply.first, headers=headers)
 
     async def _stream(
         self,

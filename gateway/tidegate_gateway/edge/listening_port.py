@@ -2,24 +2,28 @@
 
 uvloop accepts one connection in each step of the event loop. While steps take a millisecond, a client would wait for as
 many seconds as there are thousands of connections before its own. So with each connection that the event loop accepts,
-`_Acceptor` takes those that wait behind it. A connection whose client has reset it by then is closed without a protocol,
-which takes a tenth of the time.
+`_Acceptor` takes those that wait behind it, which costs little, and opens a few in each step. The kernel knows no turns:
+its queue must be empty soon, or a client waits for all of a flood that came before it. A connection whose client is gone
+is closed without a protocol, which takes a tenth of the time.
 """
 
 import asyncio
+import collections
 import contextlib
 import os
 import socket
 from collections.abc import Callable
 
+from tidegate_gateway.edge import client_addresses
+
 EVERY_ADDRESS = "::"
 """Every address of this machine, of IPv6 and of IPv4."""
 BACKLOG = 4096
 """Connections that wait until they are accepted; the kernel asks clients beyond them to try again after a second."""
-AT_ONCE = 64
-"""Connections that one step of the event loop accepts, so that a burst does not delay what is open."""
-GONE_AT_ONCE = 256
-"""Connections of clients that are gone which one step of the event loop closes."""
+AT_ONCE = 16
+"""Connections that one step of the event loop opens, so that a burst does not delay what is open."""
+TAKEN_AT_ONCE = 256
+"""Connections that one step takes from the kernel, and of clients that are gone it closes so many."""
 _TCP_CLOSE, _TCP_CLOSE_WAIT = 7, 8
 """States of a connection (Linux, `include/net/tcp_states.h`): the peer has reset it; the peer will send nothing more."""
 
@@ -45,15 +49,25 @@ class ListeningPort:
 
 
 class _Acceptor:
-    """The protocol factory of a port. It takes the connections that wait behind each one."""
+    """The protocol factory of a port. It takes the connections that wait behind each one, and opens them in turns of their
+    addresses, so that a flood from one address delays no other."""
 
-    def __init__(self, factory: Factory) -> None:
+    def __init__(self, factory: Factory, *, most_waiting: int, answers_ended: bool) -> None:
         self._factory = factory
+        self._most_waiting = most_waiting
+        self._answers_ended = answers_ended
         self._listeners: list[socket.socket] = []
+        self._lines: collections.OrderedDict[str, collections.deque[socket.socket]] = collections.OrderedDict()
+        """The connections that wait to be opened, by address; the address whose turn is next comes first."""
+        self._waiting = 0
+        """Their number."""
+        self._step: asyncio.Handle | None = None
         self._opening: set[asyncio.Task[None]] = set()
 
     def __call__(self) -> asyncio.Protocol:
-        self._take(AT_ONCE - 1)
+        self._take()
+        if self._step is None and self._waiting:
+            self._go_on()
         return self._factory()
 
     def listens(self, server: asyncio.Server) -> None:
@@ -65,50 +79,99 @@ class _Acceptor:
 
     async def close(self) -> None:
         """Takes those that wait; the port is closed in the end."""
-        for _ in range(0, BACKLOG, AT_ONCE):
-            if not self._take(AT_ONCE):
+        for _ in range(0, BACKLOG, TAKEN_AT_ONCE):
+            if not self._take():
                 break
+        while self._waiting:
+            self._open_some()
             if self._opening:
                 await asyncio.wait(self._opening)
+        if self._step is not None:
+            self._step.cancel()
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
 
-    def _take(self, at_most: int) -> int:
+    def _go_on(self) -> None:
+        """One step: opens some of the connections, and takes those that have come."""
+        self._open_some()
+        self._take()
+        self._step = asyncio.get_running_loop().call_soon(self._go_on) if self._waiting else None
+
+    def _take(self) -> int:
         """Returns how many were taken or closed. What fails, such as a process without descriptors, is left to the event
         loop."""
-        taken = gone = 0
+        taken = 0
         for listener in self._listeners:
             with contextlib.suppress(OSError):  # none waits any more
-                while taken < at_most and gone < GONE_AT_ONCE:
-                    accepted = listener.accept()[0]
-                    if _is_gone(accepted):
-                        accepted.close()
-                        gone += 1
-                        continue
-                    opening = asyncio.ensure_future(self._open(accepted))
-                    self._opening.add(opening)
-                    opening.add_done_callback(self._opening.discard)
+                while taken < TAKEN_AT_ONCE:
+                    accepted, peer = listener.accept()
                     taken += 1
-        return taken + gone
+                    if _is_gone(accepted, answers_ended=self._answers_ended):
+                        accepted.close()
+                    else:
+                        self._join(client_addresses.client_of(peer[0]), accepted)
+        return taken
+
+    def _join(self, address: str, accepted: socket.socket) -> None:
+        """If too many wait, the last one of a long line is closed."""
+        line = self._lines.setdefault(address, collections.deque())
+        line.append(accepted)
+        self._waiting += 1
+        if self._waiting > self._most_waiting:
+            if len(line) * len(self._lines) < self._waiting:  # shorter than the mean
+                address = max(self._lines, key=lambda each: len(self._lines[each]))
+                line = self._lines[address]
+            line.pop().close()
+            self._waiting -= 1
+            if not line:
+                del self._lines[address]
+
+    def _open_some(self) -> None:
+        opened = closed = 0
+        while self._lines and opened < AT_ONCE and closed < TAKEN_AT_ONCE:
+            address, line = self._lines.popitem(last=False)
+            accepted = line.popleft()
+            self._waiting -= 1
+            if line:
+                self._lines[address] = line  # behind the other addresses
+            if _is_gone(accepted, answers_ended=self._answers_ended):
+                accepted.close()
+                closed += 1
+                continue
+            opening = asyncio.ensure_future(self._open(accepted))
+            self._opening.add(opening)
+            opening.add_done_callback(self._opening.discard)
+            opened += 1
 
     async def _open(self, accepted: socket.socket) -> None:
         with contextlib.suppress(OSError):  # its client is gone
             await asyncio.get_running_loop().connect_accepted_socket(self._factory, accepted)
 
 
-def _is_gone(accepted: socket.socket) -> bool:
-    """Whether the client has reset the connection, or has ended it without a byte."""
+def _is_gone(accepted: socket.socket, *, answers_ended: bool) -> bool:
+    """Whether the client has reset the connection, or has ended it; with `answers_ended` only if it sent nothing before."""
     try:
         state = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-        return state == _TCP_CLOSE or (state == _TCP_CLOSE_WAIT and not accepted.recv(1, socket.MSG_PEEK))
+        if state == _TCP_CLOSE_WAIT:
+            return not (answers_ended and accepted.recv(1, socket.MSG_PEEK))
+        return state == _TCP_CLOSE
     except OSError:
         return True
 
 
-async def open_port(factory: Factory, host: str, port: int) -> ListeningPort:
-    """Listens on host:port; port 0 takes a free one. Raises `OSError`, which names the address, when the port is taken."""
-    acceptor = _Acceptor(factory)
+def most_waiting(connections: int) -> int:
+    """Of a port that takes so many connections: half as many, for which the open files suffice (`open_files`)."""
+    return max(connections // 2, 1)
+
+
+async def open_port(
+    factory: Factory, host: str, port: int, *, most_waiting: int = BACKLOG, answers_ended: bool = True
+) -> ListeningPort:
+    """Listens on host:port; port 0 takes a free one. If more than `most_waiting` connections wait to be opened, some of the
+    address that has most of them are closed. `answers_ended`: a client that sends nothing more after its request may get an
+    answer, as HTTP/1 allows it. Raises `OSError`, which names the address, when the port is taken."""
+    acceptor = _Acceptor(factory, most_waiting=most_waiting, answers_ended=answers_ended)
     # asyncio's servers take None for every address: "::" alone would leave out IPv4.
     try:
         server = await asyncio.get_running_loop().create_server(

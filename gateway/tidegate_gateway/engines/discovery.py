@@ -59,6 +59,8 @@ class Discovery:
             functools.partial(_addresses, service, self._cost(service.profile, service.cost))
             for service in settings.services
         ]
+        self._unread = len(self._names) + (settings.inference_pool.name is not None)
+        """Sources of engines that have not been read yet."""
         self._pool: inference_pool.PoolReader | None = None
         if settings.inference_pool.name is not None:
             self._pool = inference_pool.PoolReader(settings.inference_pool)
@@ -77,6 +79,18 @@ class Discovery:
                 group.create_task(self._follow(group, loops, find, forgets=True))
             if self._pool is not None:
                 group.create_task(self._follow(group, loops, self._pods, forgets=False))
+
+    async def first_look(self) -> None:
+        """Returns when each engine has been checked once, or after the time of one check: a gateway that takes calls before
+        it knows an engine rejects them."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.health.timeout_s):
+                while (
+                    self._unread
+                    or len(self.known) < len(self._static)
+                    or not all(health.checks for health in self.known.values())
+                ):
+                    await asyncio.sleep(0.005)
 
     def _cost(self, profile: str | None, inline: Mapping[str, float] | None) -> cost.CostModel | None:
         try:
@@ -116,9 +130,11 @@ class Discovery:
                         self._disappeared(gone)
                 mine.intersection_update(self.known)
 
+        await loops.step("discovery", resolve)
+        self._unread -= 1
         while True:
-            await loops.step("discovery", resolve)
             await asyncio.sleep(self._settings.health.resolve_s)
+            await loops.step("discovery", resolve)
 
     def _appeared(
         self, group: asyncio.TaskGroup, loops: background_loop.BackgroundLoops, address: health_check.Address

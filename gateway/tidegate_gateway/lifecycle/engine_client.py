@@ -27,6 +27,7 @@ LONGEST_BEGINNING = 4 * 2**20
 """Bytes of a stream before its first token. `response.created` repeats fields of the request."""
 LARGE_BYTES = 1024 * 1024
 """Of an answer that is not streamed; the bytes of larger ones are bounded in sum."""
+NO_JSON = "the engine's answer is not JSON that the gateway takes"
 
 
 class Reply:
@@ -153,6 +154,8 @@ class EngineClient:
         reply.first = b"".join(blocks)
         if meter.failed:
             raise error_table.EngineTrouble("the engine began its answer with an error")
+        if meter.done and not (meter.tokens or dialect.named):
+            raise error_table.EngineTrouble("the engine ended its answer without a choice in it")
         return reply
 
     async def _whole(
@@ -191,10 +194,12 @@ class EngineClient:
         try:
             answer = bounded_json.of_engine(content)
         except bounded_json.TooManyParts:  # it is passed on as it is
+            if not (content[:64].lstrip().startswith(b"{") and content[-64:].rstrip().endswith(b"}")):
+                raise error_table.EngineTrouble(NO_JSON) from None
             meter.on_usage(bounded_json.usage_of(content))
             return Reply(connection, first=content, meter=meter)
         except ValueError as error:
-            raise error_table.EngineTrouble("the engine's answer is not JSON that the gateway takes") from error
+            raise error_table.EngineTrouble(NO_JSON) from error
         if not isinstance(answer, dict) or not kind.is_answer(answer):
             raise error_table.EngineTrouble(f"the engine's answer is not an answer of {kind.path}")
         meter.on_usage(answer.get("usage"))

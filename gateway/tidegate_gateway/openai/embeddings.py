@@ -20,7 +20,7 @@ def read_size(body: Mapping[str, Any], most_choices: int) -> endpoint.RequestSiz
 
 def _has_vectors(answer: Mapping[str, Any]) -> bool:
     data = answer.get("data")
-    return isinstance(data, list) and all(isinstance(item, dict) for item in data)
+    return isinstance(data, list) and bool(data) and all(isinstance(item, dict) for item in data)
 
 
 ENDPOINT: endpoint.Endpoint = endpoint.Endpoint(

@@ -130,7 +130,7 @@ def is_count(value: object) -> TypeGuard[int]:
 def has_choices(answer: Mapping[str, Any]) -> bool:
     """Whether an answer is one of the two completion endpoints'."""
     choices = answer.get("choices")
-    return isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices)
+    return isinstance(choices, list) and bool(choices) and all(isinstance(choice, dict) for choice in choices)
 
 
 def count(body: Mapping[str, Any], key: str, *, low: int = 1, high: int = MOST_TOKENS) -> int | None:

@@ -11,6 +11,7 @@ client what to do next, and is correct for HTTP and for gRPC.
 
 import contextlib
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -149,6 +150,10 @@ def rejected(answer: bytes) -> BadRequest:
     return BadRequest(f"the engine rejects the request: {message}", param=param)
 
 
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+"""Line breaks and escapes, which the log or the terminal of a client could follow."""
+
+
 def engine_message(answer: bytes) -> tuple[str, str | None]:
     """Message and parameter of an engine's error object, or the first bytes of any other answer. A message that is no text
     is not made one: that of a long list takes seconds."""
@@ -159,8 +164,8 @@ def engine_message(answer: bytes) -> tuple[str, str | None]:
             error = error.get("error", error)
             message, param = error.get("message"), error.get("param")
     if not isinstance(message, str):
-        return answer[:500].decode(errors="replace"), None
-    return message[:500], param if isinstance(param, str) else None
+        return _CONTROLS.sub(" ", answer[:500].decode(errors="replace")), None
+    return _CONTROLS.sub(" ", message[:500]), param if isinstance(param, str) else None
 
 
 Failure = Literal["busy", "gone", "failed", "rejected", "too-long"]
