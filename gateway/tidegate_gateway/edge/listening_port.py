@@ -12,6 +12,7 @@ import collections
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Callable
 
 from tidegate_gateway.edge import client_addresses
@@ -20,8 +21,9 @@ EVERY_ADDRESS = "::"
 """Every address of this machine, of IPv6 and of IPv4."""
 BACKLOG = 4096
 """Connections that wait until they are accepted; the kernel asks clients beyond them to try again after a second."""
-AT_ONCE = 16
-"""Connections that one step of the event loop opens, so that a burst does not delay what is open."""
+LEAST_AT_ONCE, MOST_AT_ONCE, OPENED_PER_S = 16, 64, 2500
+"""Connections that one step of the event loop opens: few, so that a flood does not delay what is open, and more where steps
+take long for other reasons, so that a burst of clients behind one address waits for few of them (decision 57)."""
 TAKEN_AT_ONCE = 256
 """Connections that one step takes from the kernel, and of clients that are gone it closes so many."""
 _TCP_CLOSE, _TCP_CLOSE_WAIT = 7, 8
@@ -62,6 +64,7 @@ class _Acceptor:
         self._waiting = 0
         """Their number."""
         self._step: asyncio.Handle | None = None
+        self._stepped_at_s = 0.0
         self._opening: set[asyncio.Task[None]] = set()
 
     def __call__(self) -> asyncio.Protocol:
@@ -128,8 +131,10 @@ class _Acceptor:
                 del self._lines[address]
 
     def _open_some(self) -> None:
-        opened = closed = 0
-        while self._lines and opened < AT_ONCE and closed < TAKEN_AT_ONCE:
+        before_s, self._stepped_at_s = self._stepped_at_s, time.monotonic()
+        in_turn = OPENED_PER_S * (self._stepped_at_s - before_s)
+        opened, most, closed = 0, min(max(in_turn, LEAST_AT_ONCE), MOST_AT_ONCE), 0
+        while self._lines and opened < most and closed < TAKEN_AT_ONCE:
             address, line = self._lines.popitem(last=False)
             accepted = line.popleft()
             self._waiting -= 1
