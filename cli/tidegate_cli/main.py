@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -44,6 +45,10 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0, 1 for a failure, 2 for a usage error."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if (
+        os.getpid() == 1
+    ):  # of a container: the kernel drops SIGTERM until there is a handler, also while imports take long
+        signal.signal(signal.SIGTERM, _terminated)
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC would log every peer that disconnects
     logging.getLogger("grpc._common").setLevel(logging.CRITICAL)  # our callers report unreadable answers
     try:
@@ -62,6 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"tidegate {words[0]}: the package {error.name} is not installed; `make install` installs all packages\n"
         )
         return 1
+
+
+def _terminated(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _run(words: list[str]) -> int:

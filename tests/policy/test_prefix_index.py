@@ -341,3 +341,19 @@ class Indexed(RuleBasedStateMachine):
 
 TestIndexed = Indexed.TestCase
 TestIndexed.settings = settings(max_examples=40, stateful_step_count=40)
+
+
+def test_an_engine_without_a_prefix_cache_holds_nothing_until_it_has_one() -> None:
+    index = prefix_index.PrefixIndex()
+    answered(index, call(1, 2), A, KV)
+    awaited = index.on_sent(call(1, 2, 3), A)
+    index.on_prefix_cache(A, exists=False)
+    index.on_answered(call(1, 2, 3), A, KV, awaited)
+    answered(index, call(1, 2), A, KV)
+    index.record(prefix_index.SentPrompt(engine=A, blocks=(1, 2), block_tokens=100.0, tokens=200), KV)
+    answered(index, call(1), B, KV)
+    assert index.cached_tokens(call(1, 2)) == {B: 100}
+    assert index.entries == 2
+    index.on_prefix_cache(A, exists=True)
+    answered(index, call(1, 2), A, KV)
+    assert index.cached_tokens(call(1, 2, 9)) == {A: 200, B: 100}

@@ -12,8 +12,12 @@ NAMES = {
     "running": (b"vllm:num_requests_running",),
     "waiting": (b"vllm:num_requests_waiting",),
     "generated": (b"vllm:generation_tokens_total", b"vllm:generation_tokens"),
+    "prompted": (b"vllm:prompt_tokens_total", b"vllm:prompt_tokens"),
+    "looked_up": (b"vllm:prefix_cache_queries_total", b"vllm:prefix_cache_queries"),
     "kv_usage": (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc"),
 }
+LEAST_PROMPTED = 1000
+"""Prompt tokens after which an engine that has looked up none of them in a prefix cache has none."""
 MOST = 1e15
 """Of anything that is counted."""
 MOST_BYTES = 1024 * 1024
@@ -33,6 +37,8 @@ class Load:
     """Tokens since it started."""
     kv_usage: float | None = None
     """Share of the KV cache in use, 0 to 1."""
+    has_prefix_cache: bool | None = None
+    """None = too few prompts to tell, too."""
 
 
 def read(page: bytes) -> Load:
@@ -45,7 +51,15 @@ def read(page: bytes) -> Load:
         waiting=_total(values["waiting"]),
         generated=_total(values["generated"]),
         kv_usage=max(kv_usage) if kv_usage and all(0 <= share <= 1 for share in kv_usage) else None,
+        has_prefix_cache=_has_prefix_cache(_total(values["looked_up"]), _total(values["prompted"])),
     )
+
+
+def _has_prefix_cache(looked_up: int | None, prompted: int | None) -> bool | None:
+    """vLLM looks the tokens of each prompt up, unless prefix caching is off."""
+    if looked_up:
+        return True
+    return False if looked_up == 0 and prompted is not None and prompted >= LEAST_PROMPTED else None
 
 
 def _numbers(page: bytes, name: bytes) -> list[float]:

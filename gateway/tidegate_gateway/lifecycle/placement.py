@@ -219,6 +219,10 @@ class Placements:
         self._metrics.engines.counts |= split is not None
         self.core.on_split(split)
 
+    def on_prefix_cache(self, engine: EngineId, *, exists: bool) -> None:
+        """The metrics of the engine show whether it has a prefix cache."""
+        self.core.dispatcher.prefixes.on_prefix_cache(engine, exists=exists)
+
     def on_engine_restarted(self, engine: EngineId) -> None:
         """The engine counts its tokens from zero again: its cache is empty."""
         self.core.on_cache_lost(engine)

@@ -241,6 +241,7 @@ class Dispatcher:
         engine that is left are shed."""
         self._engines.remove(engine)
         self.prefixes.on_cleared(engine)
+        self.prefixes.on_prefix_cache(engine, exists=True)  # an engine that takes its name may have one
         self._rule.on_engine_gone(now, engine)
         stranded = [each for each in self._waiting.by_id.values() if each.is_choosy and not self._may_serve(now, each)]
         return [*[self._shed_waiting(now, each.call.id) for each in stranded], *self.pump(now)]

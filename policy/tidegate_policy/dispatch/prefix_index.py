@@ -68,6 +68,8 @@ class PrefixIndex:
         self._records: dict[EngineId, _Record] = {}
         self._names: dict[int, EngineId] = {}
         """The engine of each bit."""
+        self._without = set[EngineId]()
+        """The engines that have no prefix cache."""
         self._unshared = 0
         """The key of the last entry for tokens that no other prompt shares."""
         self._untold: list[SentPrompt] | None = None
@@ -125,7 +127,7 @@ class PrefixIndex:
 
     def on_sent(self, call: Call, engine: EngineId) -> tuple[Key, ...]:
         """The call went to the engine. Returns the blocks that it awaits, for `on_answered` or `on_unanswered`."""
-        if not self._max_entries:
+        if not self._max_entries or engine in self._without:
             return ()
         record = self._records.get(engine) or self._record(engine)
         entries, awaited, holders, bit = record.entries, record.awaited, self._holders, record.bit
@@ -138,7 +140,7 @@ class PrefixIndex:
 
     def on_answered(self, call: Call, engine: EngineId, kv_tokens: int, new: tuple[Key, ...]) -> None:
         """The engine, whose KV cache has room for `kv_tokens` tokens, has computed the prompt of the call."""
-        if not self._max_entries:
+        if not self._max_entries or engine in self._without:
             return
         context = call.prompt_tokens + call.output_predicted * call.sequences
         if call.session and not call.blocks:
@@ -171,7 +173,7 @@ class PrefixIndex:
 
     def record(self, sent: SentPrompt, kv_tokens: int) -> None:
         """The engine, whose KV cache has room for `kv_tokens` tokens, has answered this gateway or another one."""
-        if not self._max_entries:
+        if not self._max_entries or sent.engine in self._without:
             return
         record = self._records.get(sent.engine) or self._record(sent.engine)
         entries, bit, holders, each = record.entries, record.bit, self._holders, sent.block_tokens
@@ -209,6 +211,15 @@ class PrefixIndex:
             self._count_records()
             for key in (*record.entries, *record.awaited):
                 self._hold_no_more(record, key)
+
+    def on_prefix_cache(self, engine: EngineId, *, exists: bool) -> None:
+        """The engine has a prefix cache, or has none; all have one until this is told. Nothing is recorded of one without,
+        which computes each prompt from its beginning."""
+        if exists:
+            self._without.discard(engine)
+        elif engine not in self._without:
+            self.on_cleared(engine)
+            self._without.add(engine)
 
     def _session_tokens(self, call: Call) -> Mapping[EngineId, int]:
         key = _session_key(call)
