@@ -114,7 +114,7 @@ class RealtimeEngine:
                 await self._work.wait()
                 due_at_s = time.monotonic()
             step = self._scheduler.schedule()
-            for request in step.started:
+            for request in step.started if self._scheduler.kv.caching else ():
                 self.looked_up_tokens += request.prompt_tokens
                 self.cached_tokens += request.computed - step.tokens[request]
             if step.tokens or not step.preempted:

@@ -230,8 +230,8 @@ class HealthCheck:
             return f"says {status} on /health"
         before = health.load.generated
         health.load = await self._load()
-        if health.load.has_prefix_cache is not None:
-            self._placements.on_prefix_cache(health.address.id, exists=health.load.has_prefix_cache)
+        if health.load.uses_prefix_cache is not None:
+            self._placements.on_prefix_cache(health.address.id, exists=health.load.uses_prefix_cache)
         if before is not None and health.load.generated is not None and before != health.load.generated:
             if health.load.generated < before:
                 self._placements.on_engine_restarted(health.address.id)

@@ -12,12 +12,9 @@ NAMES = {
     "running": (b"vllm:num_requests_running",),
     "waiting": (b"vllm:num_requests_waiting",),
     "generated": (b"vllm:generation_tokens_total", b"vllm:generation_tokens"),
-    "prompted": (b"vllm:prompt_tokens_total", b"vllm:prompt_tokens"),
     "looked_up": (b"vllm:prefix_cache_queries_total", b"vllm:prefix_cache_queries"),
     "kv_usage": (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc"),
 }
-LEAST_PROMPTED = 1000
-"""Prompt tokens after which an engine that has looked up none of them in a prefix cache has none."""
 MOST = 1e15
 """Of anything that is counted."""
 MOST_BYTES = 1024 * 1024
@@ -37,29 +34,22 @@ class Load:
     """Tokens since it started."""
     kv_usage: float | None = None
     """Share of the KV cache in use, 0 to 1."""
-    has_prefix_cache: bool | None = None
-    """None = too few prompts to tell, too."""
+    uses_prefix_cache: bool | None = None
+    """It has looked prompts up in its prefix cache since it started. vLLM looks up each one, unless prefix caching is off."""
 
 
 def read(page: bytes) -> Load:
     """The load on a metrics page. Several engine cores behind one port add up; their KV usage is the highest."""
     page = page[:MOST_BYTES]
     values = {what: next(filter(None, (_numbers(page, name) for name in names)), []) for what, names in NAMES.items()}
-    kv_usage = values["kv_usage"]
+    kv_usage, looked_up = values["kv_usage"], _total(values["looked_up"])
     return Load(
         running=_total(values["running"]),
         waiting=_total(values["waiting"]),
         generated=_total(values["generated"]),
         kv_usage=max(kv_usage) if kv_usage and all(0 <= share <= 1 for share in kv_usage) else None,
-        has_prefix_cache=_has_prefix_cache(_total(values["looked_up"]), _total(values["prompted"])),
+        uses_prefix_cache=None if looked_up is None else looked_up > 0,
     )
-
-
-def _has_prefix_cache(looked_up: int | None, prompted: int | None) -> bool | None:
-    """vLLM looks the tokens of each prompt up, unless prefix caching is off."""
-    if looked_up:
-        return True
-    return False if looked_up == 0 and prompted is not None and prompted >= LEAST_PROMPTED else None
 
 
 def _numbers(page: bytes, name: bytes) -> list[float]:
