@@ -35,7 +35,7 @@ class Load:
     kv_usage: float | None = None
     """Share of the KV cache in use, 0 to 1."""
     uses_prefix_cache: bool | None = None
-    """It has looked prompts up in its prefix cache since it started. vLLM looks up each one, unless prefix caching is off."""
+    """It has looked up a prompt in its prefix cache since it started. vLLM looks up each, unless prefix caching is off."""
 
 
 def read(page: bytes) -> Load:
