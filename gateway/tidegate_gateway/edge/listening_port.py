@@ -97,9 +97,11 @@ class _Acceptor:
 
     def _go_on(self) -> None:
         """One step: opens some of the connections, and takes those that have come."""
+        self._step = None
         self._open_some()
         self._take()
-        self._step = asyncio.get_running_loop().call_soon(self._go_on) if self._waiting else None
+        if self._waiting:
+            self._step = asyncio.get_running_loop().call_soon(self._go_on)
 
     def _take(self) -> int:
         """Returns how many were taken or closed. What fails, such as a process without descriptors, is left to the event
