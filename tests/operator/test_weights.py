@@ -363,8 +363,8 @@ def test_downloads_show_in_the_status_of_a_pool(kubectl, operator, eventually, s
 
     def weights():
         found = kubectl("get", "spool/chat", "-o", "jsonpath={.status.nodePools}")
-        (pool,) = json.loads(found) if found else ({},)  # kubectl fails on an entry that is not there yet
-        return pool.get("weights")
+        pools = json.loads(found) if found else []  # kubectl fails on an entry that is not there yet
+        return pools[0].get("weights") if pools else None
 
     eventually(lambda: weights() == {"state": "Waiting"})
     silent_node.lines[name] = "45% of 15.2 GiB, 118.0 MiB/s"
