@@ -45,9 +45,8 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0, 1 for a failure, 2 for a usage error."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if (
-        os.getpid() == 1
-    ):  # of a container: the kernel drops SIGTERM until there is a handler, also while imports take long
+    if os.getpid() == 1:
+        # The kernel drops SIGTERM for a container's first process until it has a handler, and imports take long.
         signal.signal(signal.SIGTERM, _terminated)
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC would log every peer that disconnects
     logging.getLogger("grpc._common").setLevel(logging.CRITICAL)  # our callers report unreadable answers

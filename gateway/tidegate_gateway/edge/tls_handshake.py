@@ -5,13 +5,12 @@ whole and its turn has come.
 
 import asyncio
 import collections
-import select
 import ssl
 import time
 from collections.abc import Callable
 
 from tidegate_gateway import process_memory, reading_turns
-from tidegate_gateway.edge import client_addresses, client_hello, tls_records
+from tidegate_gateway.edge import client_addresses, client_hello, client_transport, tls_records
 
 AT_ONCE, LOOKS_S = 3, 0.003
 """Handshakes that begin in one turn of the event loop, and the time for clients that turn out to be gone. In this time more
@@ -165,7 +164,7 @@ class TlsHandshake(asyncio.Protocol):
         """Begins the handshake, unless its client is gone."""
         if self._connection is None or self._plain.is_closing():
             return False
-        if _is_gone(self._plain):
+        if client_transport.hung_up(self._plain):
             self.abort()
             return False
         self._line.began(self)
@@ -220,13 +219,6 @@ class TlsHandshake(asyncio.Protocol):
     def _forget(self) -> None:
         """Lets go of the connection, which would wait for the garbage collector with all that this one has."""
         self._connection = self._begin = None
-
-
-def _is_gone(plain: asyncio.Transport) -> bool:
-    """The client has closed or reset its connection, which nothing reads while the handshake waits for its turn."""
-    look = select.poll()
-    look.register(plain.get_extra_info("socket").fileno(), select.POLLRDHUP)
-    return bool(look.poll(0))
 
 
 def _feed(plain: asyncio.Transport, early: bytes) -> None:

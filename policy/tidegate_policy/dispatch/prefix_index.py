@@ -127,7 +127,7 @@ class PrefixIndex:
 
     def on_sent(self, call: Call, engine: EngineId) -> tuple[Key, ...]:
         """The call went to the engine. Returns the blocks that it awaits, for `on_answered` or `on_unanswered`."""
-        if not self._max_entries or engine in self._without:
+        if not self._is_recorded(engine):
             return ()
         record = self._records.get(engine) or self._record(engine)
         entries, awaited, holders, bit = record.entries, record.awaited, self._holders, record.bit
@@ -140,7 +140,7 @@ class PrefixIndex:
 
     def on_answered(self, call: Call, engine: EngineId, kv_tokens: int, new: tuple[Key, ...]) -> None:
         """The engine, whose KV cache has room for `kv_tokens` tokens, has computed the prompt of the call."""
-        if not self._max_entries or engine in self._without:
+        if not self._is_recorded(engine):
             return
         context = call.prompt_tokens + call.output_predicted * call.sequences
         if call.session and not call.blocks:
@@ -173,7 +173,7 @@ class PrefixIndex:
 
     def record(self, sent: SentPrompt, kv_tokens: int) -> None:
         """The engine, whose KV cache has room for `kv_tokens` tokens, has answered this gateway or another one."""
-        if not self._max_entries or sent.engine in self._without:
+        if not self._is_recorded(sent.engine):
             return
         record = self._records.get(sent.engine) or self._record(sent.engine)
         entries, bit, holders, each = record.entries, record.bit, self._holders, sent.block_tokens
@@ -220,6 +220,9 @@ class PrefixIndex:
         elif engine not in self._without:
             self.on_cleared(engine)
             self._without.add(engine)
+
+    def _is_recorded(self, engine: EngineId) -> bool:
+        return bool(self._max_entries) and engine not in self._without
 
     def _session_tokens(self, call: Call) -> Mapping[EngineId, int]:
         key = _session_key(call)
