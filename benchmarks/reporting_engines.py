@@ -64,7 +64,7 @@ async def serve() -> None:
     runner = web.AppRunner(admin, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "0.0.0.0", 8001).start()
-    print("ready", flush=True)
+    print("engines and gateways report", flush=True)
     await server.wait_for_termination()
 
 

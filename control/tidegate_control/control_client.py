@@ -73,10 +73,11 @@ class EngineClient:
             return None
         return Switched(policy=answer.policy, previous=answer.previous, reordered=answer.reordered)
 
-    async def watch(self, period_s: float) -> AsyncGenerator[WatchReport | None, None]:
+    async def watch(self, period_s: float, *, idle_period_s: float = 0.0) -> AsyncGenerator[WatchReport | None, None]:
         """One report for each `period_s` (0.1 to 60 seconds) until the engine ends the stream; None for a report that
-        cannot be read."""
-        stream = self._stub.WatchQos(control_pb2.WatchQosRequest(period_s=period_s), metadata=self._metadata)
+        cannot be read. While nothing happens in the engine, one for each `idle_period_s` if that is longer."""
+        request = control_pb2.WatchQosRequest(period_s=period_s, idle_period_s=idle_period_s)
+        stream = self._stub.WatchQos(request, metadata=self._metadata)
         try:
             async for message in stream:
                 yield None if message is None else translation.from_report(message)

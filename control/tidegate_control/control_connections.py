@@ -10,6 +10,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from tidegate_control import control_client
 from tidegate_policy import qos
@@ -21,18 +22,27 @@ RECONNECT_S = 1.0
 LONGEST_RECONNECT_S = 15.0
 """Longest of these pauses."""
 SILENT_PERIODS = 3
-"""An engine is silent when it has not reported for this many periods plus `RECONNECT_S`."""
+"""An engine is silent when its next report is late by this many periods, less one, plus `RECONNECT_S`."""
 MAX_REPORTS = 1000
 """Reports kept of one engine while the caller does not take them, for example while a pool's spec is invalid."""
+
+
+class ReportPace(NamedTuple):
+    """How often an engine reports."""
+
+    period_s: float
+    """Seconds between two reports."""
+    idle_period_s: float
+    """Seconds between two reports while nothing happens in the engine; not below `period_s`."""
 
 
 class EngineConnections:
     """The connections of one pool."""
 
-    def __init__(self, *, report_period_s: float, token: str | None = None) -> None:
+    def __init__(self, *, pace: ReportPace, token: str | None = None) -> None:
         self._token = token
-        self.report_period_s = report_period_s
-        """Time between two reports; a change takes effect at the next `retarget`."""
+        self.pace = pace
+        """A change takes effect at the next `retarget`."""
         self._connections: dict[str, _Connection] = {}
 
     async def retarget(self, addresses: Collection[str]) -> None:
@@ -42,9 +52,9 @@ class EngineConnections:
             await connection.close()
         for address in addresses:
             if address not in self._connections:
-                self._connections[address] = _Connection(address, self.report_period_s, self._token)
-            elif self._connections[address].report_period_s != self.report_period_s:
-                await self._connections[address].reopen(self.report_period_s)
+                self._connections[address] = _Connection(address, self.pace, self._token)
+            elif self._connections[address].pace != self.pace:
+                await self._connections[address].reopen(self.pace)
 
     def take_reports(self) -> dict[str, list[qos.Qos]]:
         """The reports of each engine since the last call, oldest first; an empty list for an engine without any."""
@@ -110,9 +120,9 @@ class EngineConnections:
 class _Connection:
     """One engine's stream of reports, opened again whenever it breaks."""
 
-    def __init__(self, address: str, report_period_s: float, token: str | None) -> None:
+    def __init__(self, address: str, pace: ReportPace, token: str | None) -> None:
         self.address = address
-        self.report_period_s = report_period_s
+        self.pace = pace
         self.policy: str | None = None
         """The policy that the engine last named; None while it has named none."""
         self.parameters: Mapping[str, float] = {}
@@ -137,12 +147,13 @@ class _Connection:
 
     @property
     def is_silent(self) -> bool:
-        patience_s = SILENT_PERIODS * self.report_period_s + RECONNECT_S
+        due_s = self.pace.idle_period_s if self._is_idle else self.pace.period_s
+        patience_s = due_s + (SILENT_PERIODS - 1) * self.pace.period_s + RECONNECT_S
         return asyncio.get_running_loop().time() - self._reported_at_s > patience_s
 
-    async def reopen(self, report_period_s: float) -> None:
+    async def reopen(self, pace: ReportPace) -> None:
         """Asks for reports at another pace; the reports that came are kept."""
-        self.report_period_s = report_period_s
+        self.pace = pace
         await self._stop()
         self._open()
 
@@ -192,6 +203,8 @@ class _Connection:
 
     def _open(self) -> None:
         self._reported_at_s = asyncio.get_running_loop().time()
+        self._is_idle = False
+        """Whether nothing happened in the engine, by its last report on this stream."""
         self._task = asyncio.create_task(self._follow())
 
     async def _stop(self) -> None:
@@ -219,7 +232,8 @@ class _Connection:
 
     async def _read_stream(self) -> None:
         """Reads one stream until it ends or carries a report that cannot be read."""
-        async with contextlib.aclosing(self._client.watch(self.report_period_s)) as reports:
+        watched = self._client.watch(self.pace.period_s, idle_period_s=self.pace.idle_period_s)
+        async with contextlib.aclosing(watched) as reports:
             async for report in reports:
                 if report is None:
                     self._log(logging.WARNING, control_client.UNREADABLE)
@@ -227,6 +241,7 @@ class _Connection:
                 self.reports.append(report.window)
                 self.policy, self.parameters, self.bypass = report.policy, report.policy_parameters, report.bypass
                 self._reported_at_s = asyncio.get_running_loop().time()
+                self._is_idle = report.window.is_idle
                 self._warned = self.is_unreachable = False
                 self.rejection = None
 

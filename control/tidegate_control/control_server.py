@@ -6,6 +6,7 @@ because the queue is in that process.
 """
 
 import contextlib
+import dataclasses
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -90,6 +91,8 @@ class Control(control_pb2_grpc.EngineControlServicer):
         period_s = request.period_s or 1.0
         if not 0.1 <= period_s <= 60:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "period_s must be between 0.1 and 60")
+        if not 0 <= request.idle_period_s <= 60:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "idle_period_s must be between 0 and 60")
         gone = threading.Event()
         if not context.add_callback(gone.set):
             return  # the caller has left already, so nobody would end the stream
@@ -102,8 +105,37 @@ class Control(control_pb2_grpc.EngineControlServicer):
             except control_contract.NotControllable as error:
                 context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             held.callback(watch.close)
+            unsent = _Unsent(request.idle_period_s - period_s / 2)
             while not _wait(period_s, gone, self._stopping):
-                yield translation.to_report(watch.cut())
+                if (report := unsent.due(watch.cut())) is not None:
+                    yield translation.to_report(report)
+
+
+class _Unsent:
+    """Which windows does a stream send? Idle windows that follow a report of an idle window become one."""
+
+    def __init__(self, longest_s: float) -> None:
+        """A window of `longest_s` is sent in any case."""
+        self._longest_s = longest_s
+        self._sent: engine_status.WatchReport | None = None
+        self._idle_s = 0.0
+        """The windows that were not sent."""
+
+    def due(self, report: engine_status.WatchReport) -> engine_status.WatchReport | None:
+        """The report to send now that this window has ended, with the windows before it that were not sent."""
+        window_s = self._idle_s + report.window.window_s
+        joined = dataclasses.replace(report, window=dataclasses.replace(report.window, window_s=window_s))
+        if window_s < self._longest_s and self._says_nothing(report):
+            self._idle_s = window_s
+            return None
+        self._sent, self._idle_s = report, 0.0
+        return joined
+
+    def _says_nothing(self, report: engine_status.WatchReport) -> bool:
+        sent = self._sent
+        if sent is None or not (sent.window.is_idle and report.window.is_idle):
+            return False
+        return dataclasses.replace(report, window=sent.window) == sent
 
 
 class _TokenCheck(grpc.ServerInterceptor):

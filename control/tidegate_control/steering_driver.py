@@ -38,7 +38,7 @@ class SteeringDriver:
         self._loop = steering_loop.SteeringLoop(state, settings, now=now)
         self._outliers: Set[str] = frozenset()
         """The engines whose last report could not be believed."""
-        self.engines = control_connections.EngineConnections(report_period_s=settings.report_period_s, token=token)
+        self.engines = control_connections.EngineConnections(pace=_pace(settings), token=token)
         self.ask: Ask | None = None
         """How the model of the selector `llm` is asked; None while the pool has another selector."""
         self._asking: asyncio.Task[None] | None = None
@@ -51,7 +51,7 @@ class SteeringDriver:
     @settings.setter
     def settings(self, settings: steering_loop.Settings) -> None:
         self._loop.settings = settings
-        self.engines.report_period_s = settings.report_period_s
+        self.engines.pace = _pace(settings)
 
     @property
     def active_policy(self) -> str:
@@ -139,6 +139,10 @@ def held_back(held: guards.Held) -> str:
     until = datetime.datetime.fromtimestamp(math.ceil(held.until_at_s), datetime.UTC)
     what = "the end of the bypass" if held.policy == held.active else held.policy
     return f"{what} is proposed, and the guard {held.guard} keeps {held.active} until {until:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _pace(settings: steering_loop.Settings) -> control_connections.ReportPace:
+    return control_connections.ReportPace(settings.report_period_s, settings.idle_report_period_s)
 
 
 def _defaults(policy: str) -> dict[str, float]:

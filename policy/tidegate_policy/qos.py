@@ -140,6 +140,13 @@ class Qos:
     """By SLO class; the empty name is the class of calls without one."""
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no call arrived, waited, was served or ended."""
+        counts = (self.arrived, self.finished, self.waiting, self.preemptions, self.with_target, self.blocked)
+        histograms = (self.ttft.counts, self.tpot.counts, self.service.counts)
+        return not (any(counts) or any(histograms) or self.tenants or self.classes)
+
+    @property
     def miss_ratio(self) -> float:
         return self.missed / self.with_target if self.with_target else 0.0
 

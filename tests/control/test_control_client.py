@@ -138,7 +138,7 @@ async def test_an_engine_lists_as_many_waiting_calls_as_its_caller_wants_and_100
 async def test_connections_put_a_policy_with_parameters_in_force_once_and_repair_a_difference() -> None:
     engine, address = SmallEngine(), "unix:@tidegate-connections-test"
     stop = control_server.serve(engine, address=address, engine_version="1").stop
-    connections = control_connections.EngineConnections(report_period_s=0.1)
+    connections = control_connections.EngineConnections(pace=control_connections.ReportPace(0.1, 0.1))
 
     async def put() -> dict[str, str]:
         connections.take_reports()
@@ -219,3 +219,25 @@ def test_a_report_survives_both_directions_of_the_translation() -> None:
 
 def test_a_state_with_impossible_numbers_cannot_be_read() -> None:
     assert translation.from_state(control_pb2.EngineState(policy="edf", kv_usage=math.nan)) is None
+
+
+async def test_an_idle_engine_is_silent_only_after_its_idle_period() -> None:
+    address = "unix:@tidegate-idle-test"
+    stop = control_server.serve(SmallEngine(), address=address, engine_version="1").stop
+    connections = control_connections.EngineConnections(pace=control_connections.ReportPace(0.1, 60.0))
+    try:
+        await connections.retarget([address])
+        async with asyncio.timeout(30):
+            while not connections.reported():
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(2 * control_connections.RECONNECT_S)  # longer than the patience with a busy engine
+        assert connections.silent() == set()
+        connections.pace = control_connections.ReportPace(0.1, 0.1)
+        stop()
+        await connections.retarget([address])
+        async with asyncio.timeout(30):
+            while connections.silent() != {address}:
+                await asyncio.sleep(0.1)
+    finally:
+        await connections.close()
+        stop()

@@ -86,8 +86,9 @@ async def test_connections_name_the_engines_that_reject_the_token_and_the_answer
     engine = control_double.FakeEngine()
     engine.token, engine.report = TOKEN, control_double.calm()
     await engine.start()
-    wrong = control_connections.EngineConnections(report_period_s=0.1, token="another-token-than-that")
-    right = control_connections.EngineConnections(report_period_s=0.1, token=TOKEN)
+    pace = control_connections.ReportPace(0.1, 0.1)
+    wrong = control_connections.EngineConnections(pace=pace, token="another-token-than-that")
+    right = control_connections.EngineConnections(pace=pace, token=TOKEN)
     try:
         for connections in (wrong, right):
             await connections.retarget([engine.address])

@@ -171,7 +171,7 @@ async def test_a_rejected_stream_is_logged_once_as_a_warning(caplog):
     caplog.set_level(logging.DEBUG, logger="tidegate_control.control_connections")
     engine = control_double.FakeEngine()
     await engine.start()
-    engines = control_connections.EngineConnections(report_period_s=75.0)
+    engines = control_connections.EngineConnections(pace=control_connections.ReportPace(75.0, 75.0))
     try:
         await engines.retarget([engine.address])
         await until(lambda: len(caplog.records) >= 2)
@@ -354,7 +354,7 @@ async def test_a_report_with_impossible_numbers_is_ignored(absurd):
 
 async def test_a_defect_in_a_stream_is_logged_once_with_a_traceback_and_the_stream_opens_again(caplog):
     caplog.set_level(logging.DEBUG, logger="tidegate_control.control_connections")
-    engines = control_connections.EngineConnections(report_period_s="soon")
+    engines = control_connections.EngineConnections(pace=control_connections.ReportPace("soon", "soon"))
     try:
         await engines.retarget(["127.0.0.1:1"])
         await until(lambda: len(caplog.records) >= 2)

@@ -18,7 +18,7 @@ def resident_mb() -> float:
 
 
 async def test_an_engine_that_cannot_be_reached_gets_one_call_and_not_one_for_each_observation():
-    connections = control_connections.EngineConnections(report_period_s=2.5)
+    connections = control_connections.EngineConnections(pace=control_connections.ReportPace(2.5, 2.5))
     await connections.retarget(["127.0.0.1:1"])
     try:
         first = await connections.put_in_force("fcfs", "a test", {}, {})
@@ -34,7 +34,7 @@ async def test_an_engine_that_cannot_be_reached_gets_one_call_and_not_one_for_ea
 @pytest.mark.faults
 async def test_six_hundred_unreachable_engines_cost_little_log_and_memory(figure, caplog):
     caplog.set_level(logging.INFO)
-    connections = control_connections.EngineConnections(report_period_s=2.5)
+    connections = control_connections.EngineConnections(pace=control_connections.ReportPace(2.5, 2.5))
     try:
         await connections.retarget([f"127.0.0.1:{20_000 + number}" for number in range(ENGINES)])
         sizes = []

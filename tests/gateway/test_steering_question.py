@@ -74,7 +74,7 @@ async def model() -> AsyncIterator[tuple[str, list[str]]]:
 
 @pytest.mark.timeout(90)
 async def test_no_text_of_a_client_reaches_the_question_to_the_model(up: Any) -> None:
-    connections = control_connections.EngineConnections(report_period_s=0.25)
+    connections = control_connections.EngineConnections(pace=control_connections.ReportPace(0.25, 0.25))
     steered = steering_loop.SteeringLoop(None, SETTINGS, now=0.0)
     reported: set[str] = set()
     async with (

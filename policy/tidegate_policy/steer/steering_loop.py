@@ -68,6 +68,11 @@ class Settings:
         period_s = self.observation_period_s / REPORTS_AN_OBSERVATION
         return min(max(period_s, SHORTEST_REPORT_PERIOD_S), LONGEST_REPORT_PERIOD_S)
 
+    @property
+    def idle_report_period_s(self) -> float:
+        """Time between two reports of an engine in which nothing happens."""
+        return min(max(self.observation_period_s, SHORTEST_REPORT_PERIOD_S), LONGEST_REPORT_PERIOD_S)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:

@@ -110,10 +110,12 @@ class EngineState(_message.Message):
     def __init__(self, policy: _Optional[str] = ..., policy_reason: _Optional[str] = ..., policy_age_s: _Optional[float] = ..., controls: _Optional[_Union[Controls, _Mapping]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., waiting_ids: _Optional[_Iterable[str]] = ..., engine_version: _Optional[str] = ..., fallback_reason: _Optional[str] = ..., preemptions: _Optional[int] = ..., simulated_profile: _Optional[str] = ..., policy_parameters: _Optional[_Mapping[str, float]] = ..., bypass: _Optional[bool] = ..., waiting_by_lane: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class WatchQosRequest(_message.Message):
-    __slots__ = ("period_s",)
+    __slots__ = ("period_s", "idle_period_s")
     PERIOD_S_FIELD_NUMBER: _ClassVar[int]
+    IDLE_PERIOD_S_FIELD_NUMBER: _ClassVar[int]
     period_s: float
-    def __init__(self, period_s: _Optional[float] = ...) -> None: ...
+    idle_period_s: float
+    def __init__(self, period_s: _Optional[float] = ..., idle_period_s: _Optional[float] = ...) -> None: ...
 
 class QosReport(_message.Message):
     __slots__ = ("policy", "window_s", "arrived", "finished", "waiting", "preemptions", "ttft", "tpot", "service", "with_target", "missed", "blocked", "tenants", "policy_parameters", "bypass", "classes")

@@ -86,7 +86,8 @@ class EngineControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchQos(self, request, context):
-        """Sends one QosReport for each period until the caller ends the stream.
+        """Sends one QosReport for each period until the caller ends the stream. While nothing happens it sends them more rarely,
+        when the caller asks for that.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
