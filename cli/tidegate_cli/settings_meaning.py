@@ -6,13 +6,12 @@ from typing import Any
 
 import tidegate_profiles
 from tidegate_cli import settings_reference
-from tidegate_gateway import gateway_settings, settings_decoder
+from tidegate_gateway import access_settings, gateway_settings, settings_decoder
 from tidegate_gateway.callers import authentication
 from tidegate_gateway.edge import port_encryption
 from tidegate_policy import duration
 from tidegate_policy.admit import entitlements
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 SLOWEST_TPOT_S = 5.0
 """A target above is probably a mistake of the unit: people read four tokens a second."""
 
@@ -98,10 +97,10 @@ def warnings(settings: gateway_settings.Settings) -> Iterator[str]:
             yield f"classes[{slo_class.name}].tpot is {target} for each token, which is slow for any reader"
         if slo_class.ttft_s is slo_class.tpot_s is slo_class.deadline_s is None:
             yield f"classes[{slo_class.name}] has no target (ttft, tpot or deadline), so no call of it is ever late"
-    is_open = settings.listen.admin_host not in LOOPBACK and settings.auth.pool_token is None
+    is_open = not access_settings.LOOPBACK.fullmatch(settings.listen.admin_host) and settings.auth.pool_token is None
     if settings.listen.admin_port is not None and is_open:
         yield f"listen.adminHost is {settings.listen.admin_host}: its clients may switch the policy"
-    if settings.listen.host not in LOOPBACK and settings.listen.status_page:
+    if not access_settings.LOOPBACK.fullmatch(settings.listen.host) and settings.listen.status_page:
         yield f"listen.host is {settings.listen.host}: its clients see the status page (listen.statusPage)"
 
 

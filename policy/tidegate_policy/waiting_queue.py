@@ -26,7 +26,7 @@ from tidegate_policy.waiting_slots import EmptyQueue
 __all__ = ["DuplicateCall", "EmptyQueue", "WaitingQueue", "switch"]
 
 
-ONE_LANE = "one lane"
+ONE_LANE, SEVERAL_LANES = "one lane", "several lanes"
 
 
 class DuplicateCall(ValueError):
@@ -149,7 +149,7 @@ class WaitingQueue:
             return {}
         if waiting.keys() <= names.keys():
             return {names[lane]: waiting[lane] for lane in sorted(waiting)}
-        return {ONE_LANE if len(waiting) == 1 else f"{len(waiting)} lanes": sum(waiting.values())}
+        return {ONE_LANE if len(waiting) == 1 else SEVERAL_LANES: sum(waiting.values())}
 
     def first(self, k: int) -> list[QueuedRequest]:
         """The first k waiting calls in the order of `pop`, in O(k log k)."""

@@ -247,3 +247,55 @@ async def test_a_booking_that_was_not_sent_is_counted_here() -> None:
     store.is_back, link.up = True, True
     await tokens.book(small, 50)
     assert store.spent == [100, 50]
+
+
+async def test_what_is_given_back_while_the_store_is_down_is_told_when_it_is_back() -> None:
+    store = SlowStore()
+    link = store_link.StoreLink(cast("store_contract.Store", store))
+    tokens = tenant_tokens.TenantTokens(link, clock=lambda: 0.0)
+    small = entitlements.Tenant(name="small", tokens_per_minute=1000)
+    await tokens.book(small, 900)
+    link.up = False
+    tokens.settle(small, used=10, booked=900)
+    await tokens.flush()
+    assert store.spent == [900]
+    link.up = True
+    await tokens.flush()
+    assert store.spent == [900, -890]
+
+
+async def test_what_was_booked_here_is_given_back_here() -> None:
+    store = SlowStore()
+    link = store_link.StoreLink(cast("store_contract.Store", store))
+    link.up = False
+    tokens = tenant_tokens.TenantTokens(link, clock=lambda: 0.0)
+    small = entitlements.Tenant(name="small", tokens_per_minute=1000)
+    await tokens.book(small, 900)
+    tokens.settle(small, used=10, booked=900)
+    await tokens.flush()
+    link.up = True
+    await tokens.book(small, 50)
+    assert store.spent == [10, 50]
+
+
+async def test_a_settlement_that_is_cancelled_is_not_booked_twice() -> None:
+    asked, found = asyncio.Event(), []
+
+    class Store:
+        async def spend(self, tenant: str, tokens: int, per_minute: int, *, used: bool = False) -> float:
+            found.append(tokens)
+            asked.set()
+            if len(found) == 1:
+                await asyncio.Event().wait()  # it has booked, and its answer does not come
+            return 0.0
+
+    link = store_link.StoreLink(cast("store_contract.Store", Store()))
+    link.up = True
+    tokens = tenant_tokens.TenantTokens(link, clock=lambda: 0.0)
+    tokens.settle(entitlements.Tenant(name="small", tokens_per_minute=1000), used=400, booked=0)
+    loop = asyncio.create_task(tokens.flush())
+    await asked.wait()
+    loop.cancel()
+    await asyncio.wait([loop])
+    await tokens.flush()
+    assert found == [400]

@@ -35,6 +35,25 @@ async def test_an_error_is_logged_once_for_each_kind_and_counted_each_time(caplo
     assert counted == 3
 
 
+async def test_a_loop_of_the_same_name_that_succeeds_does_not_have_an_error_logged_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loops = background_loop.BackgroundLoops(prometheus_metrics.Metrics())
+
+    async def fails() -> None:
+        raise ValueError
+
+    async def succeeds() -> None:
+        pass
+
+    for _ in range(3):
+        await loops.step("health-check", fails, of="a:8000")
+        await loops.step("health-check", succeeds, of="b:8000")
+    assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
+        "background loop health-check of a:8000 failed and goes on"
+    ]
+
+
 async def test_an_error_in_any_loop_of_a_gateway_ends_neither_it_nor_another(
     up: Any, until: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,12 +64,12 @@ async def test_an_error_in_any_loop_of_a_gateway_ends_neither_it_nor_another(
     async def injected() -> None:
         raise ZeroDivisionError
 
-    async def first_fails(self: background_loop.BackgroundLoops, loop: str, work: Any) -> bool:
+    async def first_fails(self: background_loop.BackgroundLoops, loop: str, work: Any, *, of: str = "") -> bool:
         if loop not in failed:
             failed.add(loop)
-            return await step(self, loop, injected)
+            return await step(self, loop, injected, of=of)
         try:
-            return await step(self, loop, work)
+            return await step(self, loop, work, of=of)
         finally:
             ran[loop] += 1
 

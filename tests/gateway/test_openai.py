@@ -185,6 +185,12 @@ async def test_metrics_are_served_in_prometheus_format(up: Any) -> None:
             assert name in page, name
 
 
+async def test_a_call_that_is_shed_has_no_time_to_an_engine(up: Any) -> None:
+    async with up({"url": "http://127.0.0.1:1"}, seen=False) as client:
+        assert (await client.ask())[0] in (429, 503)
+        assert client.gateway.metrics.registry.get_sample_value("tidegate_dispatch_seconds_count") == 0
+
+
 @pytest.mark.parametrize(("rule", "alpha"), [("least-delay", None), ("score", 0.2)])
 async def test_alpha_is_shown_only_while_the_dispatch_rule_reads_it(up: Any, rule: str, alpha: float | None) -> None:
     async with fake_engine.engine() as engine, up(engine, dispatch={"rule": rule}) as client:

@@ -6,11 +6,14 @@ import logging
 import pathlib
 from typing import Any
 
+import grpc
 import pytest
+import troubled_engines
 from prometheus_client import exposition
 
 import fake_engine
 from tidegate_gateway.observe import prometheus_metrics
+from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
 CLASSES = [
     {"name": "patient", "deadline": "10m"},
@@ -137,3 +140,52 @@ async def test_no_metric_and_no_log_line_shows_a_key_a_prompt_or_an_answer(
     assert "search" in shown
     for secret in (key, prompt, engine_says):
         assert secret not in shown, secret
+
+
+ERROR = b'data: {"error":{"message":"out of memory"}}\n\n'
+"""What an engine sends that fails in the middle of a stream."""
+
+
+@pytest.mark.parametrize("failure", [ERROR, b"data: no JSON\n\n", b"data: 5\n\n"])
+async def test_an_engine_that_fails_in_mid_answer_has_failed_calls_over_grpc_too(
+    up: Any, until: Any, failure: bytes
+) -> None:
+    token = b'data: {"choices":[{"text":"w"}]}\n\n'
+    request = inference_pb2.GenerateRequest(model="fake", prompt="hi")
+    async with (
+        troubled_engines.endless(token, failure) as url,
+        up({"url": url}, classes=CLASSES, listen={"grpcPort": 0}) as client,
+        grpc.aio.insecure_channel(client.grpc) as channel,
+    ):
+        services, (engine,) = client.gateway.metrics.engines, client.accepting()
+        services.counts = True
+        stub = inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
+        with pytest.raises(grpc.aio.AioRpcError):
+            async for _ in stub.Generate(request, metadata=[("x-tidegate-class", "patient")]):
+                pass
+        await until(lambda: counts(client) == {("patient", "failed"): 1})
+        outcomes = {"class": "patient", "outcome": "engine_failed"}
+        assert client.gateway.metrics.registry.get_sample_value("tidegate_requests_total", outcomes) == 1
+        assert services.of(engine).errors == 1
+
+
+async def test_a_class_that_a_reload_removed_has_no_attainment_any_more(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine, classes=CLASSES) as client:
+        await client.ask(headers={"x-tidegate-class": "patient"})
+        shown = client.gateway.metrics.registry.get_sample_value
+        assert shown("tidegate_slo_attainment_ratio", {"class": "patient"}) == 1.0
+        client.gateway.metrics.set_classes({"hasty": 95.0})
+        assert shown("tidegate_slo_attainment_ratio", {"class": "patient"}) is None
+
+
+async def test_each_waiting_call_counts_in_a_lane_also_where_there_are_more_names_than_labels(up: Any) -> None:
+    metrics = prometheus_metrics.Metrics()
+    async with fake_engine.engine() as engine, up(engine) as client:
+        core = client.gateway.core
+        for lanes in range(1, prometheus_metrics.MOST_LABELS + 20):
+            named = {f"lane {lanes}": lanes}
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(type(core.dispatcher), "waiting_by_lane", lambda _, named=named: named)
+                metrics.observe(0.0, core, store_up=True)
+            samples = next(iter(metrics.queue_lane_depth.collect())).samples
+            assert sum(each.value for each in samples) == lanes

@@ -98,10 +98,12 @@ def kept(config, folder):
 
 @with_promtool
 def test_pod_monitors_leave_out_engines_that_are_not_ready(helm, tmp_path):
+    seen = set()
     for monitor in of_kind(helm.rendered("system", "monitoring.scrape=podMonitors"), "PodMonitor"):
         component = monitor["spec"]["selector"]["matchLabels"].get("app.kubernetes.io/component")
         if component is None:
             continue
+        seen.add(component)
         names = {"sourceLabels": "source_labels", "targetLabel": "target_label"}
         (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
         relabelings = [
@@ -110,6 +112,7 @@ def test_pod_monitors_leave_out_engines_that_are_not_ready(helm, tmp_path):
         found = kept({"job_name": component, "relabel_configs": relabelings}, tmp_path)
         assert {labels["pool"] for labels in found.values()} == {"chat"}
         assert (f"{component}-true" in found, f"{component}-false" in found) == (True, component == "gateway")
+    assert seen == {"engine", "gateway"}
 
 
 @with_promtool

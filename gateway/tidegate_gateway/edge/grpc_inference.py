@@ -32,10 +32,14 @@ class Inference(inference_pb2_grpc.InferenceServicer):
                 finish = ""
                 block = answer.reply.take_first()
                 while block:
-                    for text, reason in _pieces(block, parsed.endpoint):
-                        finish = reason or finish
-                        if text:
-                            await grpc_answers.write(context, write_s, inference_pb2.GenerateResponse(text=text))
+                    try:
+                        for text, reason in _pieces(block, parsed.endpoint):
+                            finish = reason or finish
+                            if text:
+                                await grpc_answers.write(context, write_s, inference_pb2.GenerateResponse(text=text))
+                    except error_table.EngineTrouble as error:
+                        await answer.fail(error)
+                        raise
                     block = await answer.next_block()
                 finished = inference_pb2.Finished(
                     finish_reason=finish,

@@ -174,7 +174,7 @@ class HealthCheck:
             if control is not None:
                 tasks.create_task(self._follow_control(control, loops))
             while True:
-                await loops.step("health-check", self._check)
+                await loops.step("health-check", self._check, of=self._health.address.id)
                 await self._served.changed_within(self._settings.interval_s)
 
     async def _follow_control(
@@ -183,7 +183,8 @@ class HealthCheck:
         """Reads the control port beside the health checks, so that a silent one does not slow them down."""
         while True:
             if self._health.reason is None:
-                await loops.step("control-port", functools.partial(self._ask_control, control))
+                step = functools.partial(self._ask_control, control)
+                await loops.step("control-port", step, of=self._health.address.id)
             await asyncio.sleep(self._settings.interval_s)
 
     async def _check(self) -> None:

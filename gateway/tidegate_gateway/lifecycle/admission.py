@@ -82,8 +82,7 @@ class Admission:
         try:
             membership = None if request.fields.workflow is None else await self._workflows.join(request, call_id)
         except BaseException:
-            if booked:
-                await self._tokens.give_back(draft.tenant, booked)
+            self._tokens.settle(draft.tenant, used=0, booked=booked)
             raise
         grant = None if membership is None else self._grant(now, membership, request.model)
         call = self._core.promise(draft, grant)

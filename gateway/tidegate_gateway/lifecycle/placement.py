@@ -44,7 +44,7 @@ class Placement:
         """Passes the call to the core. It may go to these engines only; None = to all."""
         self._only = only
         self._placements.enter(self, only)
-        if self._offer.done():
+        if self._offer.done() and self._offer.exception() is None:
             self.record.dispatch_s = self._placements.clock() - self.record.arrived_at_s
 
     @property
@@ -197,6 +197,7 @@ class Placements:
 
     def on_engine(self, facts: engine_table.EngineFacts) -> None:
         """The facts of an engine changed."""
+        self._metrics.engines.of(facts.id)
         self._act(self.core.on_engine(self.clock(), facts))
 
     def on_others(self, others: Mapping[EngineId, Backlog]) -> None:

@@ -76,10 +76,7 @@ class Relay:
         try:
             block = await self._within(self._token_left_s, reply.next_block(), "sent no token", of_s=limit_s)
         except error_table.GatewayError as error:
-            self.record.outcome = self.record.failure = error.code
-            if isinstance(error, error_table.EngineTrouble):
-                self._placement.report_engine(ok=False)
-            await self._end(ok=False)
+            await self.fail(error)
             raise
         meter = reply.meter
         if meter.tokens != tokens:  # blocks without a token, such as comments, do not count
@@ -91,6 +88,15 @@ class Relay:
         elif meter.tokens >= self._report_at_tokens:
             self._report_progress(meter.tokens)
         return block
+
+    async def fail(self, error: error_table.GatewayError) -> None:
+        """Settles a call whose answer cannot go on, or cannot be read by the one who passes it on."""
+        if self._ended and self.reply.meter.failed:
+            return  # `_complete` has seen it
+        self.record.outcome = self.record.failure = error.code
+        if isinstance(error, error_table.EngineTrouble):
+            self._placement.report_engine(ok=False)
+        await self._end(ok=False)
 
     async def begin(self) -> None:
         """Opens the answer and settles the call if that fails. Raises `GatewayError`."""

@@ -15,6 +15,9 @@ from tidegate_gateway.store import store_contract, store_link
 from tidegate_policy.admit import entitlements, token_minutes
 from tidegate_policy.model import DropReason
 
+LATER_S = 1.0
+"""Until what could not be given back is tried again."""
+
 
 class TenantTokens:
     """The minutes of all tenants that have a limit."""
@@ -50,10 +53,6 @@ class TenantTokens:
         if not booking.cancelled() and booking.exception() is None and booking.result() <= 0:
             self.settle(tenant, used=0, booked=tokens)
 
-    async def give_back(self, tenant: entitlements.Tenant, tokens: int) -> None:
-        """Takes a booking back: the call was not admitted."""
-        await self._spend(tenant, -tokens, used=True)
-
     def settle(self, tenant: entitlements.Tenant, *, used: int, booked: int) -> None:
         """A call ended; the difference is booked soon."""
         if tenant.tokens_per_minute is not None:
@@ -66,20 +65,22 @@ class TenantTokens:
             await self._owing.wait()
             self._owing.clear()
             await loops.step("tenant-tokens", self.flush)
+            if self._owed and not self._link.up:
+                await asyncio.sleep(LATER_S)
+                self._owing.set()
 
     async def flush(self) -> None:
-        """Books what the store does not know yet."""
-        while self._owed:
-            tenant, tokens = next(iter(self._owed.items()))
-            if tokens:
+        """Books what the store does not know yet. What this does not end, because it is cancelled, is not booked twice."""
+        for tenant in [*self._owed]:
+            if tokens := self._owed.pop(tenant, 0):
                 await self._spend(tenant, tokens, used=True)
-            self._owed[tenant] -= tokens  # more may have come meanwhile
-            if not self._owed[tenant]:
-                del self._owed[tenant]
 
     async def _spend(self, tenant: entitlements.Tenant, tokens: int, *, used: bool) -> float:
         store, per_minute = self._link.store, tenant.tokens_per_minute
         if per_minute is None:
+            return 0.0
+        if store is not None and not self._link.up and tokens < 0 and tenant.name not in self._own:
+            self._owed[tenant] += tokens  # the store has the booking
             return 0.0
         if store is None or not self._link.up:
             return self._own.spend(self._clock(), tenant.name, tokens, per_minute, used=used)

@@ -20,30 +20,32 @@ class BackgroundLoops:
 
     def __init__(self, metrics: prometheus_metrics.Metrics) -> None:
         self._metrics = metrics
-        self._logged: set[tuple[str, type[Exception] | str]] = set()
+        self._logged: set[tuple[str, str, type[Exception] | str]] = set()
+        """The loop, its subject, and the kind of error."""
 
-    async def step(self, loop: str, work: Callable[[], Awaitable[object]]) -> bool:
-        """Runs one step of the loop of this name; whether it ended without an exception."""
+    async def step(self, loop: str, work: Callable[[], Awaitable[object]], *, of: str = "") -> bool:
+        """Runs one step of the loop of this name; whether it ended without an exception. `of` names its subject,
+        where several loops have one name."""
         try:
             await work()
         except settings_decoder.BadSettings as error:
             self._metrics.background_errors.labels(loop).inc()
             sentence = str(error)
-            if (loop, sentence) not in self._logged:
-                self._logged.add((loop, sentence))
+            if (loop, of, sentence) not in self._logged:
+                self._logged.add((loop, of, sentence))
                 logger.error("%s: %s; what was in force stays", loop, sentence)
             return False
         except Exception as error:
             self._metrics.background_errors.labels(loop).inc()
-            kind = (loop, type(error))
+            kind = (loop, of, type(error))
             if kind not in self._logged:
                 self._logged.add(kind)
                 logger.error(
                     "background loop %s failed and goes on; further errors of this kind are counted, not logged",
-                    loop,
+                    f"{loop} of {of}" if of else loop,
                     exc_info=error,
                 )
             return False
         if self._logged:
-            self._logged = {logged for logged in self._logged if logged[0] != loop}
+            self._logged = {logged for logged in self._logged if logged[:2] != (loop, of)}
         return True

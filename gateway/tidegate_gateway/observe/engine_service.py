@@ -47,7 +47,7 @@ class EngineService:
         self._tallies: dict[EngineId, Tally] = {}
 
     def of(self, engine: EngineId) -> Tally:
-        """The counts of an engine; it is known from here on."""
+        """The counts of an engine of the pool, which is known from here on."""
         found = self._tallies.get(engine)
         if found is None:
             found = self._tallies[engine] = Tally()
@@ -59,8 +59,8 @@ class EngineService:
 
     def on_attempt(self, engine: EngineId, *, ok: bool) -> None:
         """The engine did its part in a call, or failed it."""
-        if self.counts:
-            tally = self.of(engine)
+        tally = self._tallies.get(engine)
+        if self.counts and tally is not None:  # else it left the pool, and another one may get its address
             tally.calls += 1
             tally.errors += not ok
 
@@ -68,7 +68,9 @@ class EngineService:
         """A call of a class ended; `outcome` is None for a call without a target. The names of classes are bounded."""
         if not self.counts or record.engine is None or record.call is None:
             return
-        tally = self.of(record.engine)
+        tally = self._tallies.get(record.engine)
+        if tally is None:
+            return
         if record.outcome == "rejected":
             tally.calls += 1
             tally.errors += 1

@@ -5,6 +5,7 @@ are `other`. One registry for each gateway, so that two of them in one process d
 """
 
 import collections
+import contextlib
 import functools
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -216,6 +217,10 @@ class Metrics:
     def set_classes(self, objectives: Mapping[str, float]) -> None:
         """Replaces the classes of the settings and their objectives in percent."""
         self._classes = frozenset(objectives)
+        for name in self._by_class.keys() - {*objectives, *UNNAMED}:
+            del self._by_class[name]
+            with contextlib.suppress(KeyError):  # no call of the class has had a target
+                self.attainment.remove(name)
         self.objective.clear()
         for name in (*objectives, *UNNAMED):
             self.objective.labels(name).set(objectives.get(name, entitlements.OBJECTIVE) / 100)
@@ -314,9 +319,11 @@ class Metrics:
         self.queue_depth.clear()
         for slo_class in {*self._by_class, *waiting}:
             self.queue_depth.labels(slo_class).set(waiting[slo_class])
-        lanes = {self.label("lane", lane): calls for lane, calls in core.dispatcher.waiting_by_lane().items()}
-        for lane in self._seen["lane"]:
-            self.queue_lane_depth.labels(lane).set(lanes.get(lane, 0))
+        lanes: collections.Counter[str] = collections.Counter()
+        for lane, calls in core.dispatcher.waiting_by_lane().items():
+            lanes[self.label("lane", lane)] += calls
+        for lane in {*self._seen["lane"], *lanes}:
+            self.queue_lane_depth.labels(lane).set(lanes[lane])
         oldest: dict[str, float] = {}
         for slo_class, since_s in core.dispatcher.waiting_since_s().items():
             label = self.class_label(slo_class)

@@ -45,8 +45,6 @@ class RowLimits:
 @dataclass(slots=True)
 class _RelQuery:
     tenant: str
-    rows: int = 0
-    """Rows under way."""
     busy: float = 1.0
     """The part of its time for which a row keeps its engine busy; all of it while no row was answered."""
     answered: bool = False
@@ -61,6 +59,8 @@ class RowWindow:
         self._relqueries: dict[str, _RelQuery] = {}
         self._of_tenant: dict[str, int] = {}
         """RelQueries of each tenant; no entry is 0."""
+        self._rows: dict[str, int] = {}
+        """Rows of each relQuery under way. Those of one that was removed count until they end, also once it is back."""
         self._rows_of_tenant: dict[str, int] = {}
         """Rows under way of each tenant. Rows of relQueries that were removed count until they end."""
         self._served: dict[str, int] = {}
@@ -73,9 +73,8 @@ class RowWindow:
         return sum(self._rows_of_tenant.values())
 
     def rows_of(self, relquery: str) -> int:
-        """Rows of the relQuery under way; an unknown relQuery has none."""
-        known = self._relqueries.get(relquery)
-        return 0 if known is None else known.rows
+        """Rows of the relQuery under way."""
+        return self._rows.get(relquery, 0)
 
     def add(self, relquery: str, tenant: str) -> None:
         """The gateway runs the relQuery from here on."""
@@ -107,7 +106,7 @@ class RowWindow:
         """The row that was asked for is under way."""
         known = self._relqueries[relquery]
         known.asked = None
-        known.rows += 1
+        self._rows[relquery] = self._rows.get(relquery, 0) + 1
         self._count += 1
         self._served[known.tenant] = self._count
         self._rows_of_tenant[known.tenant] = self._rows_of_tenant.get(known.tenant, 0) + 1
@@ -115,9 +114,7 @@ class RowWindow:
     def end(self, relquery: str, tenant: str) -> None:
         """A row of the relQuery, which is this tenant's, has ended."""
         _subtract(self._rows_of_tenant, tenant)
-        known = self._relqueries.get(relquery)
-        if known is not None:
-            known.rows = max(known.rows - 1, 0)
+        _subtract(self._rows, relquery)
 
     def observe(self, relquery: str, busy: float) -> None:
         """A row was answered that alone keeps its engine busy for the part `busy` of its time, 0 to 1. Calls of groups that
@@ -137,7 +134,7 @@ class RowWindow:
             (
                 self._rows_of_tenant.get(item.tenant, 0),
                 self._served.get(item.tenant, 0),
-                item.rows,
+                self._rows.get(name, 0),
                 item.asked,
                 name,
             )
@@ -150,11 +147,11 @@ class RowWindow:
             return asking[0][-1]
         if waiting > limits.waiting or not room or self.rows >= limits.in_flight:
             return None
-        busy = sum(item.rows * item.busy for item in self._relqueries.values())
+        busy = sum([self._rows.get(name, 0) * item.busy for name, item in self._relqueries.items()])
         for entry in asking:
             name = entry[-1]
             item = self._relqueries[name]
-            if item.rows < self._most(item, limits) and busy + item.busy <= engines * _most_busy(item):
+            if self._rows.get(name, 0) < self._most(item, limits) and busy + item.busy <= engines * _most_busy(item):
                 return name
         return None
 

@@ -32,6 +32,10 @@ class TokenMinutes:
             self._empty_at_s.popitem(last=False)
         return 0.0
 
+    def __contains__(self, tenant: str) -> bool:
+        """Whether anything was booked for the tenant here since `take`."""
+        return tenant in self._empty_at_s
+
     def take(self, now: float, tenant: str, per_minute: int) -> int:
         """Forgets the tenant; returns the tokens that are still in its bucket."""
         empty_at_s = self._empty_at_s.pop(tenant, now)
