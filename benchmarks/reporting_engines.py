@@ -36,7 +36,7 @@ class Engine(control_pb2_grpc.EngineControlServicer):
         self, request: control_pb2.WatchQosRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[control_pb2.QosReport]:
         while True:
-            await asyncio.sleep(request.period_s)
+            await asyncio.sleep(max(request.period_s, request.idle_period_s))  # nothing happens here
             yield self._report
 
     async def SetPolicy(  # type: ignore[override]

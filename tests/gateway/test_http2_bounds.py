@@ -112,7 +112,9 @@ async def test_heads_of_many_fields_that_bring_no_call_end_the_connection_soon(m
         if not transport.is_closing():
             many = [(b"c", b"%d" % (number * fields + each)) for each in range(fields)]
             made.data_received(http2_peer.opened(number, *many, never_indexed=True).replace(b"/echo", method))
-            await asyncio.sleep(0.01)  # it may have to wait for its turn
+            await asyncio.sleep(0)
+            while len(made.server.turns):  # it has to wait for its turn
+                await asyncio.sleep(0)
     assert transport.is_closing()
     assert transport.written[-4:] == http2_frames.ENHANCE_YOUR_CALM.to_bytes(4)
 

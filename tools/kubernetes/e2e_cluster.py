@@ -102,10 +102,10 @@ class Load:
     """A steady load from the client's pod, in phases of which each ends when the test says so. It runs detached, because a
     connection of `kubectl exec` that stays open for minutes does not survive every stall of a busy machine."""
 
-    def __init__(self, cluster: Cluster, url: str, slo_class: str, *phases: str) -> None:
+    def __init__(self, cluster: Cluster, url: str, slo_class: str, *phases: str, model: str = "demo") -> None:
         """A phase is RATE:WORDS:TOKENS: calls a second, words of a prompt, tokens of an answer."""
         self._cluster, self._pipe = cluster, f"/tmp/load-{secrets.token_hex(4)}"
-        words = program("steady", url, "demo", slo_class, *phases)
+        words = program("steady", url, model, slo_class, *phases)
         self._shell('mkfifo "$0" && { "$@" <> "$0" > "$0.json" 2>&1 & }', *words)
 
     def next_phase(self) -> None:

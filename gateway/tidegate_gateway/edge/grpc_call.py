@@ -109,9 +109,8 @@ class Call:
         self._tenant = "" if open_to_all else http_headers.named_tenant(self._metadata)
         for held in (self._stream.counted, self._held, self._queued):
             held.count_for(self._tenant)
-        if not self._method.is_open or self._method.gives_stream:  # a check of the health is over at once
-            self._held.add(1)
-            grpc_messages.check(self._held)
+        self._held.add(1)
+        grpc_messages.check(self._held)
         self._calls.running.add(self)
         loop = asyncio.get_running_loop()
         self._timers.append(loop.call_later(self._calls.limits.body_s, self._late))
