@@ -47,19 +47,33 @@ class TenantTurns:
 
     async def take(self, tenant: str) -> None:
         """Returns when it is the turn of the caller, who has it until `give_back`."""
-        if self._taken < self.at_once:
-            self._taken += 1
+        if (turn := self.join(tenant)) is None:
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, collections.OrderedDict())[turn] = None
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.done() or turn.cancelled():
-                self._leave(tenant, turn)
-            elif turn.exception() is None:
-                self.give_back()  # the turn came at the same time
+            self.leave(tenant, turn)
             raise
+
+    def join(self, tenant: str) -> asyncio.Future[None] | None:
+        """A place in the line, which is done when it is the caller's turn; None = it is the caller's turn, until `give_back`. A
+        caller that needs no turn any more must `leave` the line."""
+        if self._taken < self.at_once:
+            self._taken += 1
+            return None
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, collections.OrderedDict())[turn] = None
+        return turn
+
+    def leave(self, tenant: str, turn: asyncio.Future[None]) -> None:
+        """Gives a place in the line up."""
+        if not turn.done() or turn.cancelled():
+            turns = self._waiting.get(tenant, collections.OrderedDict())
+            turns.pop(turn, None)
+            if not turns:
+                self._waiting.pop(tenant, None)
+        elif turn.exception() is None:
+            self.give_back()  # the turn came at the same time
 
     def give_back(self) -> None:
         """Gives the turn to the next one that waits."""
@@ -80,12 +94,6 @@ class TenantTurns:
             for turn in turns:
                 if not turn.done():
                     turn.set_exception(error())
-
-    def _leave(self, tenant: str, turn: asyncio.Future[None]) -> None:
-        turns = self._waiting.get(tenant, collections.OrderedDict())
-        turns.pop(turn, None)
-        if not turns:
-            self._waiting.pop(tenant, None)
 
 
 class Turn:

@@ -83,6 +83,10 @@ class Call:
         self._caller: caller.Caller | None = None
         self._metadata: list[tuple[str, str]] = []
         self._messages: asyncio.Queue[tuple[bytes, str] | None] | None = None
+        self._first = b"", ""
+        """Its message, until its method runs, and how it is compressed."""
+        self._turn: asyncio.Future[None] | None = None
+        """Its place in the line of calls that start, while it waits there."""
         self._task: asyncio.Task[None] | None = None
         self._began = False
         """Its message has come."""
@@ -129,26 +133,53 @@ class Call:
         if not self._began:
             self._began = True
             self._timers.pop(0).cancel()
+            if not self._has_room(message_bytes):
+                return
             if self._method.takes_stream:
                 self._messages = asyncio.Queue()
-                if not self._put(self._messages, message_bytes, compression):
-                    return
-            self._task = asyncio.get_running_loop().create_task(self._run(message_bytes, compression))
+                self._messages.put_nowait((message_bytes, compression))
+            else:
+                self._first = message_bytes, compression
+            self._line_up()
         elif self._messages is None or self._messages.qsize() >= WAITING:
             grpc_answers.refuse(self, BadRequest("the call has too many messages"))
             self.on_reset()
         else:
-            self._put(self._messages, message_bytes, compression)
+            if self._has_room(message_bytes):
+                self._messages.put_nowait((message_bytes, compression))
 
-    def _put(self, messages: asyncio.Queue[tuple[bytes, str] | None], message_bytes: bytes, compression: str) -> bool:
-        """False if the call has been refused, because too much waits."""
+    def _has_room(self, message_bytes: bytes) -> bool:
+        """Whether the message may wait. If too much waits, the call is refused."""
         self._queued.add(len(message_bytes) + WAITING_BYTES)
         if not self._queued.fits:
             grpc_answers.refuse(self, error_table.Shed(DropReason.SATURATED))
             self.on_reset()
             return False
-        messages.put_nowait((message_bytes, compression))
         return True
+
+    def _line_up(self) -> None:
+        """The call starts when it is the turn of its tenant. It has no task before, so a client that opens calls and resets
+        them costs little. A tenant that the message alone names is not known yet: its call takes its turn later."""
+        turn = self._calls.starts.join(self._tenant) if self._tenant else None
+        if turn is not None:
+            self._turn = turn
+            turn.add_done_callback(self._turn_came)
+            return
+        if self._tenant:
+            asyncio.get_running_loop().call_soon(self._calls.starts.give_back)
+        self._start()
+
+    def _turn_came(self, turn: asyncio.Future[None]) -> None:
+        if self._turn is turn:  # else the call has left the line
+            self._turn = None
+            asyncio.get_running_loop().call_soon(self._calls.starts.give_back)
+            self._start()
+
+    def _start(self) -> None:
+        (raw, compression), self._first = self._first, (b"", "")
+        if self._messages is None:
+            self._queued.add(-len(raw) - WAITING_BYTES)
+        self._task = asyncio.get_running_loop().create_task(self._run(raw, compression))
 
     def on_half_close(self) -> None:
         if self._messages is not None:
@@ -229,7 +260,10 @@ class Call:
             request, self._is_costly = decoded.message, decoded.is_costly
             del decoded
             tenant = self._tenant or getattr(request, "tenant", "")
-            await (self._calls.costly if self._is_costly else self._calls.starts).next(tenant)
+            if self._is_costly:
+                await self._calls.costly.next(tenant)
+            elif not self._tenant:
+                await self._calls.starts.next(tenant)
             if self._caller is not None:
                 self._caller.check_class(getattr(request, "slo_class", ""), "slo_class")
             answers = [await method.run(request, self)]
@@ -273,6 +307,11 @@ class Call:
 
     def _leave(self) -> None:
         self._queued.release()
+        self._first = b"", ""
+        if self._turn is not None:
+            turn, self._turn = self._turn, None
+            self._calls.starts.leave(self._tenant, turn)
+            turn.cancel()
         self._calls.running.discard(self)
         for timer in self._timers:
             timer.cancel()
