@@ -56,8 +56,8 @@ class TenantTurns:
             raise
 
     def join(self, tenant: str) -> asyncio.Future[None] | None:
-        """A place in the line, which is done when it is the caller's turn; None = it is the caller's turn, until `give_back`. A
-        caller that needs no turn any more must `leave` the line."""
+        """A place in the line, which is done when it is the caller's turn; None = it is the caller's turn. The
+        caller has it until `give_back`, and must `leave` the line if it needs the turn no more."""
         if self._taken < self.at_once:
             self._taken += 1
             return None
