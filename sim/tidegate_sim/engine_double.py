@@ -35,7 +35,10 @@ def parser() -> argparse.ArgumentParser:
     """The command line of a simulated engine."""
     made = argparse.ArgumentParser(prog="tidegate sim-engine", description="A simulated engine.", allow_abbrev=False)
     made.add_argument(
-        "--profile", default="a100-70b-tp8", metavar="NAME|FILE", help="cost profile that paces the engine"
+        "--profile",
+        default="a100-70b-tp8",
+        metavar="NAME|FILE",
+        help="cost profile that paces the engine; a100, a6000 and l40 are short names",
     )
     made.add_argument("--model", default="sim", help="model name that it serves")
     made.add_argument(
