@@ -11,6 +11,7 @@ UV := $(BIN)/uv
 COMPILE := $(BIN)/python tools/compiled_core/build --cache $(CACHE)/compiled
 SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli profiles client examples tests tools tools/compiled_core/build tools/reference/generate tools/monitoring/generate tools/monitoring/picture tools/vllm_tests/run proto/generate
 SUITE ?= text2sql
+SUITES := $(filter-out __init__,$(basename $(notdir $(wildcard sim/tidegate_sim/suites/*.py))))
 FIGURES ?= faults.json
 # These tests share no server, so they run on all cores. They run the sources, as the engine does; the tests of the core run
 # the compiled core too, and the other tests the compiled core alone. Those start servers, among them vLLM's engine with 4 GB for
@@ -72,8 +73,12 @@ kubernetes: ## the Kubernetes binaries that tests use, from Go modules (once, te
 e2e: $(VENV)/.installed-all kubernetes ## helm install on a real node (root), or on the cluster of KUBECONFIG
 	$(BIN)/python tools/kubernetes/e2e
 
-bench: $(VENV)/.installed-all ## virtual-time evaluation: SUITE=text2sql
+bench: suite-exists $(VENV)/.installed-all ## virtual-time evaluation: SUITE=text2sql
 	$(BIN)/tidegate bench $(SUITE)
+
+.PHONY: suite-exists
+suite-exists:
+	$(if $(filter $(firstword $(SUITE)),$(SUITES)),,$(error SUITE=$(SUITE) is no suite; known are $(SUITES)))
 
 bench-gateway: compiled ## CPU time of the gateway per request: ENVIRONMENTS='old=DIR/.venv new=.venv'
 	$(BIN)/python benchmarks/gateway_cpu $(addprefix --environment ,$(ENVIRONMENTS))

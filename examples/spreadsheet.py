@@ -35,7 +35,7 @@ def main() -> int:
     content = options.source.read_bytes() + options.question.encode()
     name = f"sheet-{hashlib.sha256(content).hexdigest()[:24]}"
     answers: dict[int, str] = {}
-    failed = 0
+    failed, ended_early = 0, ""
     with openai.OpenAI(base_url=f"{options.url}/v1", api_key=options.key) as client:
         results = tidegate_client.relquery(
             client,
@@ -46,21 +46,29 @@ def main() -> int:
             deadline_s=options.deadline_s,
             max_tokens=48,
         )
-        for result in results:
-            failed += result.error is not None
-            answers[result.row] = f"error: {result.error.message}" if result.error else result.text or ""
-            print(f"\r{len(answers)}/{len(rows)} rows, {failed} failed", end="", file=sys.stderr)
+        try:
+            for result in results:
+                failed += result.error is not None
+                answers[result.row] = f"error: {result.error.message}" if result.error else result.text or ""
+                print(f"\r{len(answers)}/{len(rows)} rows, {failed} failed", end="", file=sys.stderr)
+        except tidegate_client.RelQueryIncomplete as error:  # what came is written all the same
+            ended_early = str(error)
     print(file=sys.stderr)
     with options.target.open("w", newline="") as file:
         writer = csv.DictWriter(file, [*rows[0], options.column])
         writer.writeheader()
         writer.writerows({**row, options.column: answers.get(number, "")} for number, row in enumerate(rows))
     print(f"{name}: {len(answers)} of {len(rows)} rows answered, {failed} of them with an error; see {options.target}")
-    return 0 if len(answers) == len(rows) and not failed else 1
+    if ended_early:
+        print(f"spreadsheet.py: {ended_early}", file=sys.stderr)
+    return 1 if ended_early or failed else 0
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main())
+    except openai.APIConnectionError as error:
+        where = f"no gateway answers at {error.request.url} ({error})"
+        sys.exit(f"spreadsheet.py: {where}; start one (tidegate up) or give its address by --url")
     except (OSError, openai.APIError) as error:
         sys.exit(f"spreadsheet.py: {error}")

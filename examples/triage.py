@@ -83,5 +83,8 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
+    except openai.APIConnectionError as error:
+        where = f"no gateway answers at {error.request.url} ({error})"
+        sys.exit(f"triage.py: {where}; start one (tidegate up) or give its address by --url")
     except openai.APIError as error:
         sys.exit(f"triage.py: {error}")

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from tidegate_cli import settings_meaning, settings_reference
 from tidegate_cli.command_errors import Failed
 from tidegate_gateway import gateway_settings, settings_decoder, settings_file
+from tidegate_gateway.store import store_address
 
 NO_STORE = "unix:///tidegate-up"
 """Stands for the store of `tidegate up` while a file is checked."""
@@ -48,7 +49,7 @@ def _check(options: argparse.Namespace) -> int:
         problems = tuple(map(file.located, settings_meaning.problems(settings)))
         meaning = list(settings_meaning.sentences(settings))
         meaning.append(
-            STORE_NOTE if settings.store.url is None else f"State is kept in {_address(settings.store.url)}."
+            STORE_NOTE if settings.store.url is None else f"State is kept in {store_address.shown(settings.store.url)}."
         )
         warnings = list(map(file.located, settings_meaning.warnings(settings)))
     except settings_decoder.BadSettings as error:
@@ -75,12 +76,6 @@ def _loaded(path: pathlib.Path, environment: Mapping[str, str]) -> gateway_setti
     if settings.store.url != NO_STORE:
         return settings
     return dataclasses.replace(settings, store=dataclasses.replace(settings.store, url=None))
-
-
-def _address(url: str) -> str:
-    """The store's address without a user and a password."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 def _show(options: argparse.Namespace) -> int:

@@ -17,7 +17,6 @@ from tidegate_policy import cost
 
 DEFAULT = "sim:a100,a6000"
 MAX_ENGINES = 16
-SHORT_NAMES = {"a100": "a100-70b-tp8", "a6000": "a6000-70b-tp8", "l40": "l40-70b-tp8"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +84,11 @@ def vllm_environment(engines: int, *, cores: int, given: Mapping[str, str]) -> d
 
 
 def _simulated(name: str, speed: float) -> Simulated:
-    profile = SHORT_NAMES.get(name, name)
+    profile = tidegate_profiles.SHORT_NAMES.get(name, name)
     try:
         model = cost.from_mapping(tidegate_profiles.find(profile)["cost"])
     except tidegate_profiles.UnknownProfile as error:
-        raise Usage(f"--engines: {error}; short names are {', '.join(SHORT_NAMES)}") from None
+        raise Usage(f"--engines: {error}; short names are {', '.join(tidegate_profiles.SHORT_NAMES)}") from None
     except OSError as error:
         raise Usage(f"--engines: cannot read the profile {profile}: {error.strerror}") from None
     except cost.BadProfile as error:

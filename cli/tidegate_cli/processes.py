@@ -138,6 +138,10 @@ def _silent_end(child: Child) -> str:
     return f"it {child.end()}, which is empty"
 
 
+class InUse(Failed):
+    """A port cannot be used, and another one may be."""
+
+
 _claims: collections.deque[socket.socket] = collections.deque()
 """Sockets whose names tell which ports this process has given out of late."""
 _MOST_CLAIMS = 64
@@ -180,10 +184,28 @@ def check_free(host: str, port: int, option: str) -> None:
             probe.bind((host, port))
         except OSError as error:
             if not isinstance(error, socket.gaierror) and error.errno != errno.EADDRNOTAVAIL:
-                raise Failed(
+                raise InUse(
                     f"port {port} on {host} cannot be used ({error.strerror}); choose another by {option}"
                 ) from None
             raise Failed(f"{host} is no address of this machine ({error.strerror}); choose another by --host") from None
+
+
+def check_all_free(host: str, ports: Mapping[str, int]) -> None:
+    """As `check_free` for all options at once; several ports in use give one sentence."""
+    failures: dict[str, Failed] = {}
+    for option, port in ports.items():
+        try:
+            check_free(host, port, option)
+        except InUse as error:
+            failures[option] = error
+    if len(failures) == 1:
+        raise next(iter(failures.values()))
+    if failures:
+        *first, last = (f"{ports[option]} ({option})" for option in failures)
+        raise Failed(
+            f"the ports {', '.join(first)} and {last} on {host} are in use, perhaps by another `tidegate up`; stop it, or"
+            f" choose others by {', '.join(failures)}, and another folder by --state"
+        )
 
 
 def ourselves(*words: str) -> list[str]:

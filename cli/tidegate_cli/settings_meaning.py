@@ -1,5 +1,6 @@
 """What do the settings of a gateway mean? Sentences for `tidegate config check`, and warnings about unusual values."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import tidegate_profiles
 from tidegate_cli import settings_reference
 from tidegate_gateway import access_settings, gateway_settings, settings_decoder
-from tidegate_gateway.callers import authentication
+from tidegate_gateway.callers import api_keys, authentication
 from tidegate_gateway.edge import port_encryption
 from tidegate_policy import duration
 from tidegate_policy.admit import entitlements
@@ -25,6 +26,9 @@ def problems(settings: gateway_settings.Settings) -> Iterator[str]:
                     tidegate_profiles.load(item.profile)
                 except tidegate_profiles.UnknownProfile as error:
                     yield f"{group}[{i}].profile: {error}"
+    for unusable in _unusable_files(settings):
+        if not _is_elsewhere(unusable):
+            yield str(unusable)
 
 
 def sentences(settings: gateway_settings.Settings) -> Iterator[str]:
@@ -81,14 +85,13 @@ def sentences(settings: gateway_settings.Settings) -> Iterator[str]:
 
 def warnings(settings: gateway_settings.Settings) -> Iterator[str]:
     """What is allowed and probably not meant. The gateway may run on another machine, so files may be absent here."""
-    for load in (
-        lambda: authentication.Authentication(settings.auth),
-        lambda: port_encryption.PortEncryption(settings.tls),
-    ):
-        try:
-            load()
-        except settings_decoder.BadSettings as error:
-            yield str(error)
+    for error in _unusable_files(settings):
+        if _is_elsewhere(error):
+            yield f"{error}; a gateway does not start without it"
+    if settings.auth.keys_file is not None:
+        with contextlib.suppress(settings_decoder.BadSettings):
+            if not api_keys.ApiKeys(settings.auth.keys_file).count:
+                yield f"auth.keysFile: {settings.auth.keys_file} has no keys, so no caller has an API key"
     if settings.picker.conformance_tests:
         yield "picker.conformanceTests: clients choose engines and reach all their paths; it is for tests only"
     for slo_class in settings.classes:
@@ -102,6 +105,23 @@ def warnings(settings: gateway_settings.Settings) -> Iterator[str]:
         yield f"listen.adminHost is {settings.listen.admin_host}: its clients may switch the policy"
     if not access_settings.LOOPBACK.fullmatch(settings.listen.host) and settings.listen.status_page:
         yield f"listen.host is {settings.listen.host}: its clients see the status page (listen.statusPage)"
+
+
+def _unusable_files(settings: gateway_settings.Settings) -> Iterator[settings_decoder.BadSettings]:
+    """Errors of the files of keys and certificates."""
+    for load in (
+        lambda: authentication.Authentication(settings.auth),
+        lambda: port_encryption.PortEncryption(settings.tls),
+    ):
+        try:
+            load()
+        except settings_decoder.BadSettings as error:
+            yield error
+
+
+def _is_elsewhere(error: settings_decoder.BadSettings) -> bool:
+    """Whether the file cannot be read here, and may be fine where the gateway runs."""
+    return isinstance(error.__cause__, FileNotFoundError | NotADirectoryError | PermissionError)
 
 
 def in_force(file: gateway_settings.Settings, placed: gateway_settings.Settings) -> str:

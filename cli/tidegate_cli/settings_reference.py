@@ -281,7 +281,8 @@ _OPENING = """\
 and `tidegate up --config FILE` read the same file. A file names only the settings that differ from the defaults.
 
 - `tidegate config check FILE` names the problems of a file with their lines, and says in words what the file means. It
-  compares values with each other once all names and types are right.
+  compares values with each other once all names and types are right. A file of keys or a certificate that is malformed
+  is a problem. One that cannot be read here brings a warning, because the gateway may run elsewhere.
 - `tidegate config show --config FILE` prints all settings that are in force and marks the defaults. `tidegate up` writes
   the file that its gateway reads to `gateway.yaml` in its state folder.
 - [examples/pool.yaml](examples/pool.yaml) is a worked example: two tenants, two classes, token limits, a workflow template.

@@ -119,6 +119,13 @@ async def _state(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
                 raise Failed(answer["error"]["message"])
             state: dict[str, Any] = answer
             return state
+    except aiohttp.ContentTypeError as error:
+        raise Failed(f"{url} is no gateway: its /v1/state is no JSON; give the gateway's address with --url") from error
+    except aiohttp.ClientResponseError as error:  # its text has the bytes of another protocol
+        raise Failed(
+            f"what listens at {url} does not speak HTTP/1.1; give the gateway's HTTP port (listen.port, 8000) or admin port"
+            " with --url, not its gRPC port"
+        ) from error
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
         raise Failed(
             f"no gateway answers at {url} ({error or 'no answer in time'}); start one (tidegate up) or give its address"

@@ -77,13 +77,8 @@ def run(options: argparse.Namespace) -> int:
         _check_model(options.model, combined.wanted)
     if len({options.port, options.grpc_port, options.admin_port}) < 3:
         raise Usage("--port, --grpc-port and --admin-port must differ")
-    for port, option in (
-        (options.port, "--port"),
-        (options.grpc_port, "--grpc-port"),
-        (options.admin_port, "--admin-port"),
-    ):
-        if port is not None:
-            processes.check_free(options.host, port, option)
+    ports = {"--port": options.port, "--grpc-port": options.grpc_port, "--admin-port": options.admin_port}
+    processes.check_all_free(options.host, {option: port for option, port in ports.items() if port is not None})
     with _locked(options.state):
         return asyncio.run(_run(options, combined, token))
 

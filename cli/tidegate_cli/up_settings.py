@@ -12,7 +12,7 @@ from typing import Any
 
 from tidegate_cli import embedded_valkey, engine_spec
 from tidegate_cli.command_errors import Usage
-from tidegate_gateway import gateway_settings, settings_decoder, settings_file
+from tidegate_gateway import access_settings, gateway_settings, settings_decoder, settings_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,12 @@ def combine(options: argparse.Namespace) -> Combined:
             setattr(options, name, getattr(settings.listen, name))
     if options.admin_port is None:
         raise Usage("listen.adminPort is null, and `tidegate up` needs the admin port: give one by --admin-port")
+    if access_settings.is_open(settings.auth, options.host):
+        raise Usage(
+            f"--host {options.host} lets other machines call, and callers need no API key: give a settings file by --config"
+            " that has auth.keysFile or auth.jwt, or auth.allowUnauthenticated: true if the network or a proxy"
+            " authenticates clients"
+        )
     engines_in_file = options.engines is None and bool(settings.engines or settings.services)
     wanted: Sequence[engine_spec.Engine]
     if engines_in_file:

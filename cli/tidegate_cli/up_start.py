@@ -19,6 +19,8 @@ import yaml
 from tidegate_cli import embedded_valkey, engine_spec, processes, up_settings
 from tidegate_cli.command_errors import Failed
 from tidegate_control import pool_token
+from tidegate_gateway import gateway_settings
+from tidegate_gateway.store import store_contract, valkey_store
 
 ENGINE_START_S = {engine_spec.Simulated: 30.0, engine_spec.Vllm: 600.0, engine_spec.Running: 10.0}
 
@@ -42,6 +44,8 @@ async def start(
         store = None
         if combined.embedded_store:
             store = await family.start("valkey", embedded_valkey.command(options.state))
+        else:
+            await _check_store(combined.settings.store)
         shared = {pool_token.VARIABLE: token}
         environment = _vllm_environment(combined.wanted) | shared
         started = await asyncio.gather(
@@ -56,6 +60,19 @@ async def start(
         gateway = await family.start("gateway", command, stop_s=40, environment=shared)
         await processes.wait_until(gateway, lambda: _is_ready(options), patience_s=30)
     return started
+
+
+async def _check_store(settings: gateway_settings.Store) -> None:
+    """Raises `Failed` unless the store of the settings answers."""
+    store = valkey_store.Valkey(settings, gateway="up")
+    try:
+        await store.ping()
+    except store_contract.Unavailable as error:
+        raise Failed(
+            f"{error}. Start it, correct store.url (or TIDEGATE_STORE_URL), or leave it out: `tidegate up` then starts one."
+        ) from None
+    finally:
+        await store.close()
 
 
 def _entry(engine: Started) -> dict[str, Any]:

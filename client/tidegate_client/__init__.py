@@ -6,11 +6,13 @@ It needs `openai` and nothing else of Tidegate.
 
 from tidegate_client.answers import RelQueryRecord, RowError, RowResult, StageRecord, WorkflowRecord
 from tidegate_client.call_headers import headers
+from tidegate_client.relquery_errors import RelQueryIncomplete
 from tidegate_client.relquery_rows import async_relquery, relquery
 from tidegate_client.workflow_context import AsyncWorkflow, Stage, Workflow
 
 __all__ = [
     "AsyncWorkflow",
+    "RelQueryIncomplete",
     "RelQueryRecord",
     "RowError",
     "RowResult",

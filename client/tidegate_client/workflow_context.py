@@ -8,7 +8,7 @@ import dataclasses
 import time
 import urllib.parse
 from collections.abc import Sequence
-from typing import Any, Generic, Self
+from typing import Any, ClassVar, Generic, Self
 
 import openai
 
@@ -30,6 +30,9 @@ class Stage:
 class _Declared(Generic[call_headers.Client]):
     """The part that both kinds of workflows share: the declaration, the client, and the last record."""
 
+    _kind: ClassVar[type[openai.OpenAI | openai.AsyncOpenAI]]
+    """Of the client."""
+
     def __init__(
         self,
         client: call_headers.Client,
@@ -42,7 +45,11 @@ class _Declared(Generic[call_headers.Client]):
         slo_class: str | None = None,
         session: str | None = None,
     ) -> None:
-        """A workflow has a deadline, or a template of the settings. Without declared stages it may have any stage."""
+        """A workflow has a deadline, or a template of the settings. Without declared stages it may have any stage.
+        Raises `TypeError` and `ValueError` for arguments that cannot be a workflow."""
+        self._check(client, stages)
+        if deadline_s is None and template is None:
+            raise ValueError("a workflow needs deadline_s, its seconds from the beginning, or template")
         self._headers = call_headers.headers(tenant=tenant, slo_class=slo_class, session=session)
         self._client: call_headers.Client = call_headers.with_headers(client, self._headers)
         self._declaration: dict[str, Any] = {
@@ -57,6 +64,17 @@ class _Declared(Generic[call_headers.Client]):
         }
         self._record: WorkflowRecord | None = None
         self._ends_at_s = 0.0
+
+    @classmethod
+    def _check(cls, client: object, stages: object) -> None:
+        """Raises `TypeError` for a client of another kind, and for stages that are no `Stage`."""
+        if not isinstance(client, cls._kind):
+            raise TypeError(
+                f"{cls.__name__} needs an openai.{cls._kind.__name__} as its first argument, not {client!r}"
+            )
+        for stage in stages if isinstance(stages, list | tuple) else [stages]:
+            if not isinstance(stage, Stage):
+                raise TypeError(f"stages must be a list of tidegate_client.Stage(name=...), and has {stage!r}")
 
     @property
     def record(self) -> WorkflowRecord:
@@ -95,6 +113,8 @@ class _Declared(Generic[call_headers.Client]):
 class Workflow(_Declared[openai.OpenAI]):
     """A workflow of the calls of an `openai.OpenAI`. Its methods may be used by several threads."""
 
+    _kind = openai.OpenAI
+
     def __enter__(self) -> Self:
         self._begun(self._client.post("/workflows", cast_to=WorkflowRecord, body=self._declaration))
         return self
@@ -125,6 +145,8 @@ class Workflow(_Declared[openai.OpenAI]):
 
 class AsyncWorkflow(_Declared[openai.AsyncOpenAI]):
     """A workflow of the calls of an `openai.AsyncOpenAI`."""
+
+    _kind = openai.AsyncOpenAI
 
     async def __aenter__(self) -> Self:
         self._begun(await self._client.post("/workflows", cast_to=WorkflowRecord, body=self._declaration))

@@ -62,10 +62,15 @@ class Tls:
     """Between two looks at the files. New connections get a changed certificate."""
 
 
+def is_open(auth: Auth, host: str) -> bool:
+    """Whether client ports on `host` would serve anybody, and nothing says that they may."""
+    return not auth.required and not auth.allow_unauthenticated and not LOOPBACK.fullmatch(host)
+
+
 def problems(auth: Auth, tls: Tls, *, host: str) -> list[str]:
     """What is wrong with these groups, for a gateway whose client ports listen on `host`."""
     found = []
-    if not auth.required and not auth.allow_unauthenticated and not LOOPBACK.fullmatch(host):
+    if is_open(auth, host):
         found.append(
             f"listen.host {host!r} lets other machines call, and callers need no API key: set auth.keysFile or auth.jwt,"
             " or auth.allowUnauthenticated: true if the network or a proxy authenticates clients"

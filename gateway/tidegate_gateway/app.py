@@ -6,6 +6,7 @@ calls are shed with a retryable 503, the calls under way finish, and the other g
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import pathlib
@@ -13,7 +14,7 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,9 +161,10 @@ async def _listen(
     encryption: port_encryption.PortEncryption,
 ) -> Bound:
     where, handlers, admin = gateway.settings.listen, http_api.HttpApi(gateway), admin_api.AdminApi(gateway)
-    picker = await _ext_proc(stack, gateway, handlers, encryption)
-    return Bound(
-        http=await _site(
+    with _setting("listen.extProcPort or picker.healthPort"):
+        picker = await _ext_proc(stack, gateway, handlers, encryption)
+    with _setting("listen.port"):
+        http = await _site(
             stack,
             gateway,
             handlers.routes(),
@@ -172,14 +174,32 @@ async def _listen(
             bodies=gateway.bodies,
             encryption=encryption.context(),
         )
-        or "",
-        grpc=await _grpc(stack, gateway, where, encryption),
+    with _setting("listen.grpcPort"):
+        grpc = await _grpc(stack, gateway, where, encryption)
+    with _setting("listen.adminPort"):
+        private = await _site(stack, gateway, admin.routes(), where.admin_host, where.admin_port, guard=admin.guard)
+    with _setting("listen.metricsPort"):
+        metrics = await _site(stack, gateway, handlers.probes(), where.metrics_host, where.metrics_port)
+    return Bound(
+        http=http or "",
+        grpc=grpc,
         ext_proc=None if picker is None else picker.picker,
         picker_health=None if picker is None else picker.health,
-        admin=await _site(stack, gateway, admin.routes(), where.admin_host, where.admin_port, guard=admin.guard),
-        metrics=await _site(stack, gateway, handlers.probes(), where.metrics_host, where.metrics_port),
+        admin=private,
+        metrics=metrics,
         gateway=gateway,
     )
+
+
+@contextlib.contextmanager
+def _setting(name: str) -> Iterator[None]:
+    """A port in use is an `OSError` that names its setting."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise OSError(error.errno, f"{error.strerror}; choose another port by {name}") from None
 
 
 async def _site(

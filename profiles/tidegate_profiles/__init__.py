@@ -17,6 +17,8 @@ FIELDS = ("model", "accelerator", "tensor_parallel", "source", "derivation", "fi
 """The fields of a profile. Only `cost` is required."""
 SUFFIXES = (".yaml", ".yml")
 """The endings of a file that holds a profile."""
+SHORT_NAMES = {"a100": "a100-70b-tp8", "a6000": "a6000-70b-tp8", "l40": "l40-70b-tp8"}
+"""Short names of shipped profiles on a command line."""
 MOST_CHARACTERS = 16_384
 """Of the text of a profile: several times the longest that is shipped."""
 

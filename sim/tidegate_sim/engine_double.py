@@ -6,6 +6,7 @@
 import argparse
 import asyncio
 import contextlib
+import errno
 import functools
 import math
 import os
@@ -34,7 +35,10 @@ def parser() -> argparse.ArgumentParser:
     """The command line of a simulated engine."""
     made = argparse.ArgumentParser(prog="tidegate sim-engine", description="A simulated engine.", allow_abbrev=False)
     made.add_argument(
-        "--profile", default="a100-70b-tp8", metavar="NAME|FILE", help="cost profile that paces the engine"
+        "--profile",
+        default="a100-70b-tp8",
+        metavar="NAME|FILE",
+        help="cost profile that paces the engine; a100, a6000 and l40 are short names",
     )
     made.add_argument("--model", default="sim", help="model name that it serves")
     made.add_argument(
@@ -80,21 +84,21 @@ def _shutdown_timeout(text: str) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serves until SIGTERM or SIGINT, then lets running calls finish. Returns 1 when an address is taken, or when the
+    """Serves until SIGTERM or SIGINT, then lets running calls finish. Returns 1 when an address is taken, and 2 when the
     profile or a regulator is unknown."""
     options = parser().parse_args(argv)
+    options.profile = tidegate_profiles.SHORT_NAMES.get(options.profile, options.profile)
     try:
         model = cost.from_mapping(tidegate_profiles.find(options.profile)["cost"])
         asyncio.run(_serve(options, cost.scaled(model, 1 / options.speed)))
-    except (
-        OSError,
-        OverflowError,
-        control_server.CannotListen,
-        pool_token.BadToken,
-        cost.BadProfile,
-        regulators.UnknownRegulator,
-        tidegate_profiles.UnknownProfile,
-    ) as error:
+    except tidegate_profiles.UnknownProfile as error:
+        short = ", ".join(tidegate_profiles.SHORT_NAMES)
+        sys.stderr.write(f"tidegate sim-engine: --profile: {error}; short names are {short}\n")
+        return 2
+    except regulators.UnknownRegulator as error:
+        sys.stderr.write(f"tidegate sim-engine: --regulators: {error}\n")
+        return 2
+    except (OSError, OverflowError, control_server.CannotListen, pool_token.BadToken, cost.BadProfile) as error:
         sys.stderr.write(f"tidegate sim-engine: {error}\n")
         return 1
     return 0
@@ -122,7 +126,14 @@ async def _serve(options: argparse.Namespace, model: cost.CostModel) -> None:
         loop.add_signal_handler(signum, stopped.set)
     try:
         everywhere = options.host == "::"  # of IPv4 too, as for vLLM
-        await web.TCPSite(runner, None if everywhere else options.host, options.port, backlog=BACKLOG).start()
+        site = web.TCPSite(runner, None if everywhere else options.host, options.port, backlog=BACKLOG)
+        try:
+            await site.start()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            taken = f"port {options.port} on {options.host} is in use"
+            raise OSError(f"{taken}; choose another by --port, or 0 for a free one") from None
         control = _control(loop_governor.LoopGovernor(engine, profile, loop), options.control)
         host, port = runner.addresses[0][:2]
         sys.stderr.write(f"simulated engine {profile}: http://{host}:{port}, EngineControl at {control.address}\n")

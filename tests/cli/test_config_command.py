@@ -160,3 +160,30 @@ def test_the_gateway_refuses_a_wrong_file_with_all_its_problems(
     errors = capsys.readouterr().err
     assert f"{path}:1: queue.ttl" in errors
     assert f"{path}:3: unknown is not a setting" in errors
+
+
+def test_a_file_of_keys_that_is_here_and_malformed_is_a_problem_and_an_absent_one_a_warning(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, keys = tmp_path / "g.yaml", tmp_path / "keys.yaml"
+    path.write_text(f"auth: {{keysFile: {keys}}}\n")
+    assert main.main(["config", "check", str(path)]) == 0
+    assert f"auth.keysFile: cannot read {keys}: No such file" in capsys.readouterr().out
+    keys.write_text("keys: [{sha256: short, tenant: a}]\n")
+    assert main.main(["config", "check", str(path)]) == 1
+    assert "keys[0].sha256 must be the SHA-256 of a key" in capsys.readouterr().err
+    keys.write_text("keys: []\n")
+    assert main.main(["config", "check", str(path)]) == 0
+    assert f"auth.keysFile: {keys} has no keys" in capsys.readouterr().out
+
+
+def test_a_certificate_that_is_here_and_malformed_is_a_problem_and_an_absent_one_a_warning(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, certificate = tmp_path / "g.yaml", tmp_path / "tls.pem"
+    path.write_text(f"tls: {{certFile: {certificate}, keyFile: {certificate}}}\n")
+    assert main.main(["config", "check", str(path)]) == 0
+    assert "warning: " in capsys.readouterr().out
+    certificate.write_text("no certificate\n")
+    assert main.main(["config", "check", str(path)]) == 1
+    assert "tls.certFile and tls.keyFile must be" in capsys.readouterr().err

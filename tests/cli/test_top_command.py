@@ -90,6 +90,20 @@ def test_an_address_without_a_gateway_gives_one_sentence(url: str, capsys: pytes
     assert "give its address with --url" in capsys.readouterr().err
 
 
+async def test_a_port_of_another_protocol_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(bytes.fromhex("000006040000000000000500100000"))  # the first frame of HTTP/2
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        assert await tidegate("--url", f"127.0.0.1:{server.sockets[0].getsockname()[1]}") == 1
+        server.close()
+    told = capsys.readouterr().err
+    assert "does not speak HTTP/1.1; give the gateway's HTTP port" in told
+    assert "\\x" not in told
+
+
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGHUP])
 async def test_in_a_terminal_the_state_is_drawn_again_and_the_screen_comes_back(end: signal.Signals) -> None:
     """The terminal is a pseudo terminal, as over SSH."""

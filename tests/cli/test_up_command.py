@@ -362,6 +362,7 @@ def test_a_process_that_crashes_too_often_ends_the_run_with_its_reason(up: Up) -
         pytest.param(["--config=/nowhere"], "cannot read /nowhere", id="config"),
         pytest.param(["--policy=lifo"], "unknown policy 'lifo'", id="policy"),
         pytest.param(["--sim-speed=0"], "--sim-speed must be between", id="speed"),
+        pytest.param(["--host=0.0.0.0"], "--host 0.0.0.0 lets other machines call", id="host"),
         pytest.param(["--model=/tmp"], "--model requires --engines vllm", id="model"),
         pytest.param(["--engines=vllm", "--model=/nowhere"], "/nowhere is not a model folder", id="no model"),
     ],
@@ -384,3 +385,22 @@ def test_a_port_in_use_gives_one_sentence_and_exit_code_1(marked: pathlib.Path) 
         _, errors = system.process.communicate(timeout=60)
     assert system.process.returncode == 1
     assert "choose another by --port" in errors
+
+
+def test_all_ports_in_use_are_named_at_once(shared: Up, marked: pathlib.Path) -> None:
+    ports = [f"--port={shared.port}", f"--grpc-port={shared.grpc_port}", f"--admin-port={shared.admin_port}"]
+    done = shared.tidegate("up", f"--state={marked}", *ports)
+    assert done.returncode == 1
+    for option in (*ports, "--state"):
+        assert option.partition("=")[0] in done.stderr
+    assert f"{shared.port} (--port), {shared.grpc_port} (--grpc-port) and {shared.admin_port}" in done.stderr
+
+
+def test_a_store_that_does_not_answer_is_an_error_with_its_address(marked: pathlib.Path) -> None:
+    path = marked / "settings.yaml"
+    path.write_text("store: {url: 'redis://127.0.0.1:1/0', timeout: 1s}\n")
+    system = Up(marked, f"--config={path}")
+    _, errors = system.process.communicate(timeout=60)
+    assert system.process.returncode == 1
+    assert "the store at redis://127.0.0.1:1/0 does not answer" in errors
+    assert "TIDEGATE_STORE_URL" in errors

@@ -128,3 +128,20 @@ async def test_an_async_workflow_runs_calls_of_a_stage_together(running_up: Any)
             async with tidegate_client.AsyncWorkflow(client, deadline_s=60) as flow:
                 raise ZeroDivisionError
         assert flow.outcome == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"stages": ["a"], "deadline_s": 1}, r"stages must be a list of tidegate_client.Stage.* has 'a'"),
+        ({"stages": "a", "deadline_s": 1}, r"stages must be a list of tidegate_client.Stage.* has 'a'"),
+        ({}, r"needs deadline_s"),
+        ({"client": "http://127.0.0.1:8000", "deadline_s": 1}, r"needs an openai.OpenAI as its first argument"),
+    ],
+)
+def test_a_wrong_argument_of_a_workflow_is_named(arguments: dict[str, Any], words: str) -> None:
+    given = {"client": openai.OpenAI(base_url="http://127.0.0.1:1/v1", api_key="none"), **arguments}
+    with pytest.raises((TypeError, ValueError), match=words):
+        tidegate_client.Workflow(given.pop("client"), **given)
+    with pytest.raises(TypeError, match=r"AsyncWorkflow needs an openai.AsyncOpenAI"):
+        tidegate_client.AsyncWorkflow(openai.OpenAI(api_key="none"), deadline_s=1)  # type: ignore[arg-type]

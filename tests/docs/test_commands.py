@@ -17,7 +17,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = (
     "../README.md", "start.md", "how-to-application.md", "how-to-platform.md", "how-to-research.md", "client.md", "http.md",
-    "relqueries.md",
+    "grpc.md", "relqueries.md",
 )  # fmt: skip
 FENCE = re.compile(r"^```(\w+) (run|output)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TIME_S = 180
@@ -65,6 +65,7 @@ def test_the_commands_of_a_page_run(page: str, running_up: Any, tmp_path: pathli
     program = ""
     for block in found:
         code = block.code.replace("http://127.0.0.1:8001", running_up.admin_url)
+        code = code.replace("127.0.0.1:9000", running_up.grpc)
         code = code.replace("http://127.0.0.1:8000", running_up.url)
         code = re.sub(r"python (examples/\S+)", rf"python \1 --url {running_up.url}", code)
         if block.language == "python":  # the Python blocks of a page are one program

@@ -126,3 +126,14 @@ def test_triage_rates_messages_by_the_model_or_by_their_words(running_up: Any, s
         assert len([line for line in lines if f"(by {by}): " in line]) == 6
         assert lines[-1].startswith("6 replies, ")
     assert "urgency 0 (by model)" in rated.stdout
+
+
+@pytest.mark.parametrize("name", ["spreadsheet.py", "text_to_sql.py", "tool_agent.py", "triage.py"])
+def test_an_address_without_a_gateway_is_named(name: str, tmp_path: pathlib.Path) -> None:
+    source = tmp_path / "countries.csv"
+    source.write_text("country\nPeru\n")
+    words = [str(source), str(tmp_path / "out.csv"), "--question={{country}}?"] if name == "spreadsheet.py" else []
+    done = run(name, "http://127.0.0.1:1", *words)
+    assert done.returncode == 1
+    assert "no gateway answers at http://127.0.0.1:1/v1/models" in done.stderr
+    assert "--url" in done.stderr

@@ -165,3 +165,26 @@ async def test_an_unknown_profile_stops_the_start_and_is_named(up: Any) -> None:
         with pytest.raises(settings_decoder.BadSettings, match="no-such-card"):
             async with up(*engines, services=services):
                 pass
+
+
+async def test_the_log_says_once_why_an_engine_cannot_be_reached_and_again_after_it_was_up(
+    up: Any, until: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warnings() -> list[str]:
+        told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        return [message for message in told if message.startswith("engine gpu-0")]
+
+    async with fake_engine.engine(healthy=False) as engine:
+        absent = {"name": "gone", "url": "http://127.0.0.1:1"}
+        with caplog.at_level("INFO", logger="tidegate.gateway"):
+            async with up(
+                {"name": "gpu-0", "url": engine.url}, absent, seen=False, model="fake", store=False
+            ) as client:
+                await asyncio.sleep(0.4)  # several checks
+                assert warnings() == [f"engine gpu-0 at {engine.url} says 503 on /health"]
+                assert "engine gone at http://127.0.0.1:1 cannot be reached" in caplog.text
+                engine.healthy = True
+                await until(lambda: len(client.accepting()) == 1)
+                assert "engine gpu-0 serves" in caplog.text
+                engine.healthy = False
+                await until(lambda: len(warnings()) == 2)

@@ -76,6 +76,7 @@ async def test_a_client_goes_on_after_the_rows_that_it_has(up: Any) -> None:
         assert len(engine.bodies) == 30
         status, error, _ = await client.send("GET", f"{PATH}/{created['id']}/rows?after=31")
         assert (status, error["error"]["param"]) == (400, "after")
+        assert "after is too large: 31" in error["error"]["message"]
 
 
 async def test_a_relquery_goes_on_when_its_client_hangs_up(up: Any, until: Any) -> None:

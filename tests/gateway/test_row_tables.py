@@ -103,7 +103,8 @@ def test_any_bytes_are_rows_or_a_bad_request(raw: bytes, kind: row_tables.Format
 @pytest.mark.parametrize(
     ("kind", "table", "words"),
     [
-        ("csv", b"a,b\n1,2\n3\n", "row 1 (line 3) has 1 fields"),
+        ("csv", b"a,b\n1,2\n3\n", "row 1 (line 3) has 1 field, and"),
+        ("csv", b"a;b\n1;2,5\n", "CSV has commas between its fields, and the first line has semicolons"),
         ("csv", b"a\n1\n\xff\n", "row 1 (line 3) is not CSV in UTF-8"),
         ("csv", b'a\n"1\n2\n', "quote that does not end"),
         ("csv", b'a\n"1"x"\n"', "row 0"),

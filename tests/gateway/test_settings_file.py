@@ -2,11 +2,12 @@
 
 import os
 import pathlib
+import socket
 from collections.abc import Callable
 
 import pytest
 
-from tidegate_gateway import gateway_settings, settings_decoder, settings_file
+from tidegate_gateway import app, gateway_settings, settings_decoder, settings_file
 from tidegate_gateway.callers import api_keys
 
 WRONG = """\
@@ -151,3 +152,15 @@ def test_a_gateway_skips_settings_of_a_newer_operator(caplog: pytest.LogCaptureF
     for wrong in ({**newer, "skipUnknown": False}, {**newer, "queue": {"ttl": 5}}, {**newer, "no setting": 1}):
         with pytest.raises(gateway_settings.BadSettings):
             gateway_settings.from_mapping(wrong)
+
+
+@pytest.mark.parametrize("setting", ["port", "grpcPort", "adminPort", "metricsPort"])
+async def test_a_port_in_use_is_named_with_its_setting(setting: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        listen = {"port": 0, "grpcPort": 0, "adminPort": 0, "metricsHost": "127.0.0.1", "metricsPort": None}
+        loaded = gateway_settings.from_mapping({"listen": listen | {setting: taken.getsockname()[1]}})
+        with pytest.raises(OSError, match=rf"address already in use; choose another port by listen.{setting}"):
+            async with app.serving(loaded):
+                pass

@@ -481,3 +481,12 @@ def _check(before: store_contract.Record, after: store_contract.Record) -> None:
         assert all(stage.over for stage in after.stages)
     if after.state == "running":
         assert not all(stage.over for stage in after.stages)
+
+
+async def test_a_store_that_does_not_answer_is_named_without_its_password() -> None:
+    settings = gateway_settings.Store(url="redis://user:secret@127.0.0.1:1/0?password=secret", timeout_s=1.0)
+    store = valkey_store.Valkey(settings, gateway="g")
+    with pytest.raises(store_contract.Unavailable) as raised:
+        await store.ping()
+    await store.close()
+    assert str(raised.value) == "the store at redis://127.0.0.1:1/0 does not answer (ConnectionError)"

@@ -140,7 +140,7 @@ async def test_a_connection_that_breaks_in_a_write_is_a_store_that_does_not_answ
         raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
 
     store = valkey_store.Valkey(gateway_settings.Store(url="redis://127.0.0.1:1/0", pool="p"), gateway="g1")
-    with pytest.raises(store_contract.Unavailable, match="the store does not answer"):
+    with pytest.raises(store_contract.Unavailable, match="does not answer"):
         await store.guard(write())
     await store.close()
 

@@ -461,3 +461,10 @@ async def test_a_wrong_declaration_is_an_error_that_names_its_field(up: Any, bod
     async with up(seen=False) as client:
         status, answer = await create(client, **body)
         assert (status, answer["error"]["param"]) == (400, param)
+
+
+async def test_an_unknown_field_of_a_workflow_is_named_with_the_nearest_one(up: Any) -> None:
+    async with fake_engine.engine() as engine, up(engine) as client:
+        status, error, _ = await client.send("POST", "/v1/workflows", json={"deadline": 5000})
+        assert (status, error["error"]["param"]) == (400, "deadline")
+        assert "deadline is no field of a workflow; did you mean deadline_ms?" in error["error"]["message"]

@@ -164,3 +164,23 @@ def test_a_control_address_that_is_given_and_taken_is_an_error() -> None:
     assert done.returncode == 1
     assert done.stderr.endswith(": Address already in use\n")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_named_with_its_option() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-c", PROGRAM, f"--port={port}", "--control=127.0.0.1:0"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"tidegate sim-engine: port {port} on 127.0.0.1 is in use; choose another by --port")
+
+
+def test_a_short_name_of_a_profile_is_known_and_an_unknown_one_is_a_wrong_command_line(start: Start) -> None:
+    start("--profile=a6000")
+    for words in (["--profile=a7000"], ["--regulators=none"]):
+        command = [sys.executable, "-c", PROGRAM, *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2
+        assert f"tidegate sim-engine: {words[0].partition('=')[0]}: unknown" in done.stderr

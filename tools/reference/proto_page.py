@@ -13,15 +13,15 @@ comment have the meaning of the fields and headers of the same names over HTTP (
 the codes. Errors carry `ErrorInfo`, and `RetryInfo` where a repetition makes sense.
 
 A client in Python, with the package `tidegate` (clients in other languages are generated from the files in `proto/`) and a
-gateway of `tidegate up`, which prints its ports:
+gateway of `tidegate up`, which prints its ports and serves the model `sim`:
 
-```python
+```python run
 import grpc
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
 with grpc.insecure_channel("127.0.0.1:9000") as channel:
     stub = inference_pb2_grpc.InferenceStub(channel)
-    request = inference_pb2.GenerateRequest(model="demo", prompt="Hello", max_tokens=16, deadline_ms=5000)
+    request = inference_pb2.GenerateRequest(model="sim", prompt="Hello", max_tokens=16, deadline_ms=5000)
     for event in stub.Generate(request):
         print(event.text, end="")
 ```

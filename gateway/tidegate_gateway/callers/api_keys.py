@@ -55,6 +55,11 @@ class ApiKeys:
         self._raw = settings_file.named(path, "auth.keysFile")
         self._callers = parsed(self._raw)
 
+    @property
+    def count(self) -> int:
+        """The number of keys."""
+        return len(self._callers)
+
     def caller_of(self, key: str) -> caller.Caller:
         """The caller with this key. Raises `GatewayError`."""
         if len(key) <= LONGEST_KEY:

@@ -139,7 +139,7 @@ class Discovery:
     def _appeared(
         self, group: asyncio.TaskGroup, loops: background_loop.BackgroundLoops, address: health_check.Address
     ) -> None:
-        logger.info("engine %s appeared at %s", address.id, address.url)
+        logger.info("engine %s is checked at %s", address.id, address.url)
         health = self.known[address.id] = health_check.EngineHealth(address=address)
         self._directory.on_report(health.report())
         check = health_check.HealthCheck(

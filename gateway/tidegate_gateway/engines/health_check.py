@@ -29,6 +29,8 @@ logger = logging.getLogger("tidegate.gateway")
 
 MOST_LANES = 20
 """Lanes of an engine's queue that are shown."""
+OTHERS_FIRST = "waits for the other engines"
+"""Why an engine cannot take calls before the model of the gateway is decided; it is no trouble."""
 MODELS_EVERY = 30
 """Health checks between two readings of /v1/models."""
 MOST_MODELS, LONGEST_MODEL = 256, 256
@@ -59,6 +61,8 @@ class EngineHealth:
     misses: int = 0
     """Health checks in a row that failed."""
     checks: int = 0
+    trouble_told: bool = False
+    """The log says why it cannot take calls."""
     listed: tuple[str, ...] = ()
     """The models that it listed, if it answered the last health check."""
     models: tuple[str, ...] = ()
@@ -92,12 +96,18 @@ class EngineHealth:
         )
 
     def after(self, problem: str | None, *, certain: bool, unhealthy_after: int) -> bool:
-        """Counts one health check; whether the engine went up or down by it."""
+        """Counts one health check; whether it is news for the log: the engine went up or down, or it has never been up and
+        something else than `OTHERS_FIRST` keeps it from that."""
         served = self.reason is None
         self.misses = 0 if problem is None else self.misses + 1
         if problem is None or not served or certain or self.misses >= unhealthy_after:
             self.reason = problem
-        return (self.reason is None) != served
+        if self.reason is None:
+            self.trouble_told = False
+            return not served
+        is_news = not self.trouble_told and self.reason != OTHERS_FIRST
+        self.trouble_told = self.trouble_told or is_news
+        return is_news
 
 
 class ServedModel:
@@ -211,13 +221,14 @@ class HealthCheck:
         if health.listed and self._served.name not in health.listed:
             health.models = ()  # calls for these models must not be admitted
             served = self._served.name
-            problem = "waits for the other engines" if served is None else f"serves {health.listed[0]}, not {served}"
+            problem = OTHERS_FIRST if served is None else f"serves {health.listed[0]}, not {served}"
             certain = True
         elif health.listed:
             health.models = health.listed
         if health.after(problem, certain=certain, unhealthy_after=self._settings.unhealthy_after):
             level = logging.WARNING if problem else logging.INFO
-            logger.log(level, "engine %s %s", health.address.id, problem or "serves")
+            where = f" at {health.address.url}" if problem else ""
+            logger.log(level, "engine %s%s %s", health.address.id, where, problem or "serves")
         self._directory.on_report(health.report())
 
     async def _problem(self) -> str | None:

@@ -173,8 +173,10 @@ class RelQueries:
     async def _read(self, relquery: str, after: int, by: workflow_service.Requester, most: int) -> Page:
         known = self._of(relquery, by)
         record, results = await self._ask(lambda store: store.results(known, after, most=most, by=by.tenant), known, by)
-        if record.ended and after > record.completed + record.failed:
-            raise BadRequest(f"relQuery {relquery!r} has {record.completed + record.failed} results", param="after")
+        most = record.completed + record.failed if record.ended else record.total
+        if after > most:
+            what = "results" if record.ended else "rows"
+            raise BadRequest(f"after is too large: {after}, and relQuery {relquery!r} has {most} {what}", param="after")
         page = Page(record=record, results=results, after=after)
         await self._pace.spend(by.tenant, page.bytes)
         return page

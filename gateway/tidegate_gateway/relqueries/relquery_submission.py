@@ -5,6 +5,8 @@ parsed as a call when the relQuery is submitted: a field that no call may have i
 """
 
 import dataclasses
+import difflib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -23,9 +25,15 @@ ELSEWHERE = {
     "tenant": "x-tidegate-tenant (in gRPC the field tenant of the message)",
     "slo_class": "x-tidegate-class (in gRPC the field slo_class of the message)",
     "class": "x-tidegate-class (in gRPC the field slo_class of the message)",
-    "deadline": "deadline_ms",
+    "deadline": "deadline_ms, in milliseconds",
+    "deadline_s": "deadline_ms, in milliseconds",
 }
 """What a client may take for fields of the body, and what it means."""
+NEAR = 0.8
+"""From this likeness to one of `OWN_FIELDS` on, a further field is a mistake and no field of the calls. An engine's
+`chat_template` is less like `template`."""
+LONGEST_NEAR, MOST_NEAR = 16, 64
+"""Characters of a name that is compared, and such names: a comparison takes some microseconds."""
 MOST_SPEC_BYTES = 1024 * 1024
 
 
@@ -120,6 +128,10 @@ def spec(document: Mapping[str, Any], fields: request_fields.RequestFields) -> R
     for name, instead in ELSEWHERE.items():
         if document.get(name) is not None:
             raise BadRequest(f"{name} is no field of a relQuery's body; send {instead}", param=name)
+    further = (name for name in document if name not in OWN_FIELDS and len(name) <= LONGEST_NEAR)
+    for name in itertools.islice(further, MOST_NEAR):
+        if near := difflib.get_close_matches(name, OWN_FIELDS, n=1, cutoff=NEAR):
+            raise BadRequest(f"{name} is no field of a relQuery; did you mean {near[0]}?", param=name)
     path = document.get("endpoint")
     if path is not None and (not isinstance(path, str) or path not in ENDPOINTS):
         raise BadRequest(f"endpoint must be one of {', '.join(ENDPOINTS)}", param="endpoint")

@@ -269,12 +269,22 @@ async def _read_csv(table: AsyncIterator[bytes], rows: RowCollector, bounds: gat
         if columns is None:
             columns = _header(fields)
         elif len(fields) != len(columns):
-            sentence = f"{rows.where(number)} has {len(fields)} fields, and the first line names {len(columns)} columns"
-            raise BadRequest(sentence, param="rows")
+            raise BadRequest(_other_width(rows.where(number), fields, columns), param="rows")
         else:
             rows.add(dict(zip(columns, fields, strict=True)), number)
     if record:
         raise BadRequest(f"{rows.where(number)} has a quote that does not end", param="rows")
+
+
+def _other_width(where: str, fields: list[str], columns: list[str]) -> str:
+    """The problem of a line of CSV with more or fewer fields than columns."""
+    has = f"{len(fields)} field{'s' * (len(fields) != 1)}"
+    names = f"{len(columns)} column{'s' * (len(columns) != 1)}"
+    found = f"{where} has {has}, and the first line names {names}"
+    for sign, called in ((";", "semicolons"), ("\t", "tabs")):
+        if len(columns) == 1 and sign in columns[0]:
+            return f"{found}; CSV has commas between its fields, and the first line has {called}"
+    return found
 
 
 def _csv_fields(record: bytes, where: str) -> list[str]:

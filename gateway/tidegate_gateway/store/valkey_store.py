@@ -23,7 +23,7 @@ from redis import backoff, exceptions
 from redis.asyncio import retry
 
 from tidegate_gateway import gateway_settings, loop_steps, stage_declaration
-from tidegate_gateway.store import known_leases, store_answers, store_contract
+from tidegate_gateway.store import known_leases, store_address, store_answers, store_contract
 from tidegate_policy.admit.tenant_load import NO_LOAD, PoolLoad
 from tidegate_policy.model import Backlog, EngineId
 
@@ -70,6 +70,10 @@ class Valkey:
         self._scripts = {name: self.client.register_script(_script(name)) for name in SCRIPTS}
         self._since_ms = 0
         self._known_leases = known_leases.KnownLeases()
+
+    async def ping(self) -> None:
+        """Raises `store_contract.Unavailable` unless the store answers."""
+        await self.guard(self.client.ping())
 
     async def close(self) -> None:
         await self.client.aclose()
@@ -332,10 +336,14 @@ class Valkey:
                 "the store answers in cluster mode, which is not supported; name a store without it"
             ) from error
         except (exceptions.TimeoutError, TimeoutError) as error:
-            raise store_contract.Slow(f"the store does not answer ({type(error).__name__})") from error
+            raise store_contract.Slow(self._silent(error)) from error
         except (exceptions.RedisError, OSError, RuntimeError) as error:
             # uvloop raises a RuntimeError for a write to a connection that has just broken.
-            raise store_contract.Unavailable(f"the store does not answer ({type(error).__name__})") from error
+            raise store_contract.Unavailable(self._silent(error)) from error
+
+    def _silent(self, error: Exception) -> str:
+        address = store_address.shown(self._settings.url or "")
+        return f"the store at {address} does not answer ({type(error).__name__})"
 
     async def _within_time(self, command: Any) -> Any:
         task = asyncio.current_task()

@@ -9,10 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate_gateway import gateway_settings, stage_declaration
+from tidegate_gateway import gateway_settings, settings_decoder, stage_declaration
 from tidegate_gateway.openai import request_fields
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_gateway.store import store_contract
+
+FIELDS = frozenset({"id", "template", "deadline_ms", "tenant", "stages"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +31,10 @@ class WorkflowDeclaration:
 
 def from_json(body: Mapping[str, Any]) -> WorkflowDeclaration:
     """The declaration in a request's body. Raises `BadRequest` with the field that is wrong."""
-    unknown = sorted(set(body) - {"id", "template", "deadline_ms", "tenant", "stages"})
+    unknown = sorted(set(body) - FIELDS)
     if unknown:
-        raise BadRequest(f"{unknown[0][:64]} is no field of a workflow", param=unknown[0][:64])
+        name = unknown[0][:64]
+        raise BadRequest(f"{name} is no field of a workflow; {settings_decoder.suggestion(name, FIELDS)}", param=name)
     template, tenant = body.get("template"), body.get("tenant")
     if template is not None and not isinstance(template, str):
         raise BadRequest("template must be the name of a template", param="template")

@@ -56,7 +56,7 @@ function show() {
   $("workflow-counts").textContent = "";
   $("class-names").replaceChildren();
   if (state.engines === undefined) return;
-  $("workflow-counts").textContent = `${workflows.active} active, ${workflows.waiting} wait, at most ${workflows.limit ?? "any number"} at a time; the newest are shown`;
+  $("workflow-counts").textContent = `${workflows.active} active, ${workflows.waiting} wait${workflows.limit === null || workflows.limit === undefined ? "" : `, at most ${workflows.limit} at a time`}; the newest are shown`;
   $("throughput").replaceChildren(throughput(state.throughput));
   $("classes").replaceChildren(classes(state.classes));
   $("class-names").replaceChildren(...state.classes.map((each) => Object.assign(h("option"), { value: each.name })));
