@@ -253,9 +253,9 @@ class GatewayCore:
         """Half of the queue is full, and the tenant has its part of that."""
         if self.dispatcher.waiting < self._crowded:
             return False
-        counts = self.dispatcher.waiting_by_class_and_tenant
-        own = sum([count for (_, each), count in counts.items() if each == tenant])
-        return own >= self._crowded / len({tenant, *[each for _, each in counts]})
+        counts = self.dispatcher.waiting_by_tenant
+        own = counts.get(tenant, 0)
+        return own >= self._crowded / (len(counts) if own else len(counts) + 1)
 
     def promise(self, draft: promises.Draft, grant: promises.StageGrant | None) -> Call:
         """The call with all that it is promised. The caller passes it to `on_arrival`, or to `on_cancel` when it is

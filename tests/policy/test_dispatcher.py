@@ -428,6 +428,7 @@ class Life(RuleBasedStateMachine):
     def the_counts_of_waiting_calls_are_those_of_the_calls(self) -> None:
         waiting = collections.Counter((each.slo_class, each.tenant) for each in self.gate.waiting_calls())
         assert self.gate.waiting_by_class_and_tenant == waiting
+        assert self.gate.waiting_by_tenant == collections.Counter(each.tenant for each in self.gate.waiting_calls())
         assert set(self.gate.waiting_since_s()) == {slo_class for slo_class, _ in waiting}
         assert sum(self.gate.waiting_by_lane().values()) == self.gate.waiting - len(self.gate.gate) - len(
             self.gate.tenants
