@@ -47,7 +47,7 @@ def taught(places: float, policy: str = "fcfs") -> TenantShares:
 def in_pool(shares: TenantShares) -> PoolShares:
     """The shares of a pool without engines."""
     pool = PoolShares(policies.create("fcfs"), bounded=True, engines=EngineTable("auto", OutlierSettings()))
-    pool._whole = shares
+    pool._whole, pool._holders = shares, shares._holders
     return pool
 
 
