@@ -452,7 +452,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def the_shares_remember_no_call_that_has_left(self) -> None:
-        assert self.gate.tenants.confined <= len(self.inside & self.only.keys())
+        assert len(self.gate.tenants._part_of) <= len(self.inside & self.only.keys())
 
 
 Life.TestCase.settings = settings(max_examples=80, stateful_step_count=50)

@@ -203,10 +203,6 @@ class TenantShares:
         bounds = self._look.bounds(now)
         return bool(bounds) and self._tenants[name].has <= bounds.get(name, 0.0)
 
-    def is_fair(self, now: float) -> bool:
-        """No tenant has more than it may have, as far as the last look showed."""
-        return not self._look.bounds(now)
-
     def on_settings(self, *, several: bool) -> None:
         """The settings name several tenants, or do not."""
         self._several = several

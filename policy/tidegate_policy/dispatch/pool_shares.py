@@ -154,11 +154,6 @@ class PoolShares:
         for part in self._parts.values():
             yield from part.shares
 
-    @property
-    def confined(self) -> int:
-        """The calls here that are confined to a part."""
-        return len(self._part_of)
-
     def observe(self, service_s: float, demand_s: float) -> None:
         """A call was answered that takes `service_s` seconds alone, and `demand_s` of the whole pool."""
         self._whole.observe(service_s, demand_s)
