@@ -46,6 +46,11 @@ class CostModel:
     max_step_tokens: int = 8192
     """Tokens scheduled in one step at most (`--max-num-batched-tokens`)."""
 
+    @property
+    def batched_decode_s(self) -> float:
+        """Seconds of the engine's time that an output token takes in a full batch, KV reads aside."""
+        return self.decode_s + self.step_s / self.max_batch
+
     def step_seconds(self, *, uncached: int, attended: int = 0, decodes: int, context: int) -> float:
         """Seconds of one step.
 

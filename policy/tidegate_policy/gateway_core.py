@@ -7,7 +7,7 @@ and virtual time (benchmarks) drive the same object:
     stage_grant      which share of its workflow's time does it get?                budget, predict.remaining_work
     promise          which deadline, targets, urgency and weight does it get?       admit.promises
     on_arrival ...   where and when is it sent, is it tried again, is it shed?      dispatch.dispatcher, admit.retries
-    on_end           what is learned from it?                                       predict, admit.fairness, admit.outliers
+    on_end           what is learned from it?                                       predict, served_tokens, admit.outliers
 
 Between `draft` and `promise` the driver books the tokens and joins the workflow, which are the only steps that wait for the
 store.
@@ -18,8 +18,8 @@ import random
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tidegate_policy import budget, immutable, policies
-from tidegate_policy.admit import entitlements, fairness, outliers, promises, retries, row_window
+from tidegate_policy import budget, immutable, policies, served_tokens
+from tidegate_policy.admit import entitlements, outliers, promises, retries, row_window
 from tidegate_policy.dispatch import core_actions, dispatcher, engine_table, traffic_split, waiting_limits
 from tidegate_policy.dispatch.core_actions import Action
 from tidegate_policy.dispatch.routing import DispatchSettings
@@ -141,7 +141,7 @@ class GatewayCore:
         self.lengths = output_length.OutputLengths()
         self.tools = tool_use.ToolUse()
         self.remaining_work = remaining_work.RemainingWork()
-        self.tenant_service = fairness.TenantService()
+        self.tenant_service = served_tokens.TenantService()
         self.engines = engine_table.EngineTable(
             settings.max_inflight, settings.ejection, learn_costs=settings.learn_costs
         )
@@ -253,9 +253,9 @@ class GatewayCore:
         """Half of the queue is full, and the tenant has its part of that."""
         if self.dispatcher.waiting < self._crowded:
             return False
-        counts = self.dispatcher.waiting_by_class_and_tenant
-        own = sum([count for (_, each), count in counts.items() if each == tenant])
-        return own >= self._crowded / len({tenant, *[each for _, each in counts]})
+        counts = self.dispatcher.waiting_by_tenant
+        own = counts.get(tenant, 0)
+        return own >= self._crowded / (len(counts) if own else len(counts) + 1)
 
     def promise(self, draft: promises.Draft, grant: promises.StageGrant | None) -> Call:
         """The call with all that it is promised. The caller passes it to `on_arrival`, or to `on_cancel` when it is

@@ -117,4 +117,4 @@ async def test_a_call_of_one_gateway_warms_the_engine_for_the_others(up: Any, un
         held = {key for key in index._holders if isinstance(key, int) and key >= 0}
         assert held
         assert held <= set(other.gateway.core.dispatcher.prefixes._holders)
-        assert other.gateway.core.dispatcher.prefixes.tokens_of(name) > 0
+        assert other.gateway.core.dispatcher.prefixes._records[name].tokens > 0

@@ -428,6 +428,7 @@ class Life(RuleBasedStateMachine):
     def the_counts_of_waiting_calls_are_those_of_the_calls(self) -> None:
         waiting = collections.Counter((each.slo_class, each.tenant) for each in self.gate.waiting_calls())
         assert self.gate.waiting_by_class_and_tenant == waiting
+        assert self.gate.waiting_by_tenant == collections.Counter(each.tenant for each in self.gate.waiting_calls())
         assert set(self.gate.waiting_since_s()) == {slo_class for slo_class, _ in waiting}
         assert sum(self.gate.waiting_by_lane().values()) == self.gate.waiting - len(self.gate.gate) - len(
             self.gate.tenants
@@ -451,7 +452,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def the_shares_remember_no_call_that_has_left(self) -> None:
-        assert self.gate.tenants.confined <= len(self.inside & self.only.keys())
+        assert len(self.gate.tenants._part_of) <= len(self.inside & self.only.keys())
 
 
 Life.TestCase.settings = settings(max_examples=80, stateful_step_count=50)

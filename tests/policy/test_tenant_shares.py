@@ -47,7 +47,7 @@ def taught(places: float, policy: str = "fcfs") -> TenantShares:
 def in_pool(shares: TenantShares) -> PoolShares:
     """The shares of a pool without engines."""
     pool = PoolShares(policies.create("fcfs"), bounded=True, engines=EngineTable("auto", OutlierSettings()))
-    pool._whole = shares
+    pool._whole, pool._holders = shares, shares._holders
     return pool
 
 
@@ -150,12 +150,11 @@ def test_calls_that_entered_while_their_tenant_was_alone_are_to_be_held_again_wh
     shares = taught(8)
     entered(shares, 0.0, "flood", 50)
     assert shares.surplus(0.1) == {}
-    assert shares.is_fair(0.1)
+    assert not shares.is_owed(0.1, "flood")
     shares.competes(0.2, item("first", "quiet").call)
     assert shares.surplus(0.2) == {"flood": 45}, "0.6 of what the other one does not want is left to it"
     assert shares.surplus(0.2) == {}, "not again at once"
     entered(shares, 0.2, "quiet", 1)
-    assert not shares.is_fair(0.2)
     assert shares.is_owed(0.2, "quiet")
     assert not shares.is_owed(0.2, "flood")
 
@@ -183,7 +182,7 @@ def test_a_tenant_that_is_alone_for_now_leaves_places_of_each_batch_to_the_other
     left(shares, "quiet")
     alone_s = 2.0 + ACTIVE_S
     assert entered(shares, alone_s, "flood", 3 * BATCH) == BATCH - BATCH // 16
-    assert shares.is_fair(alone_s), "no call has to be held again"
+    assert shares.surplus(alone_s) == {}, "no call has to be held again"
     left(shares, "flood", 3)
     assert len(entering(shares, alone_s)) == 3
 

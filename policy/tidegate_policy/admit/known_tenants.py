@@ -19,19 +19,27 @@ class KnownTenants:
     def __init__(self) -> None:
         self.records: OrderedDict[str, TenantRecord] = OrderedDict()
         """By tenant, the one seen least recently first."""
+        self._seen = 0
+        """How often a tenant was seen."""
         self._idle: OrderedDict[str, None] = OrderedDict()
         """The tenants that want nothing, the one first that was not seen, and wanted nothing, for the longest time."""
 
-    def add(self, name: str, tenant: TenantRecord) -> None:
-        """The tenant, which wants nothing yet, is remembered. Another one that wants nothing may be forgotten for it."""
+    def add(self, name: str, tenant: TenantRecord) -> str | None:
+        """The tenant, which wants nothing yet, is remembered. Another one that wants nothing may be forgotten for it: its
+        name."""
+        forgotten: str | None = None
         if len(self.records) >= MAX_TENANTS and self._idle:
-            del self.records[self._idle.popitem(last=False)[0]]
+            forgotten = self._idle.popitem(last=False)[0]
+            del self.records[forgotten]
         self.records[name] = tenant
         self._idle[name] = None
+        self._number(tenant)
+        return forgotten
 
     def seen(self, name: str) -> None:
         """A call of the tenant has come in."""
         self.records.move_to_end(name)
+        self._number(self.records[name])
         if name in self._idle:
             self._idle.move_to_end(name)
 
@@ -60,6 +68,10 @@ class KnownTenants:
             if self.records[name].rate(now) > LEAST_RATE:
                 told[name] = self.records[name].load(now)
         return told
+
+    def _number(self, tenant: TenantRecord) -> None:
+        self._seen += 1
+        tenant.seen_as = self._seen
 
 
 def _wanted(entry: tuple[int, str]) -> int:

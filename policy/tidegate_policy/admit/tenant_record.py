@@ -21,6 +21,8 @@ class TenantRecord:
     """Held calls."""
     weight: float = 1.0
     seen_at_s: float = -math.inf
+    seen_as: int = 0
+    """The tenants that were seen later, or became known later, have higher numbers."""
     sequences: int = 0
     """Those in the queue or at engines."""
     memory: held_memory.HeldMemory = field(default_factory=held_memory.HeldMemory)

@@ -28,6 +28,7 @@ from dataclasses import replace
 
 from tidegate_policy import policies
 from tidegate_policy.admit import held_calls, known_tenants, pool_places, prompt_window, unfair_look
+from tidegate_policy.admit.held_tenants import HeldTenants
 from tidegate_policy.admit.tenant_load import PoolLoad
 from tidegate_policy.admit.tenant_record import LATE_S, TenantRecord, by_wants
 from tidegate_policy.model import Call, CallId
@@ -66,10 +67,12 @@ class TenantShares:
         memory: Callable[[], float] = lambda: math.inf,
         shared: Callable[[], float] | None = None,
         prompts: prompt_window.PromptCosts = prompt_window.FREE,
+        holders: HeldTenants | None = None,
     ) -> None:
         """Held calls of a tenant enter in the order of a policy like `policy`. Without `bounded` no call waits. The engines
         may have `limits` sequences together, and `memory` KV tokens. Those of a part of the pool have `shared` places for
-        tenants that compete; there tenants have no more than their max-min shares, but one call each."""
+        tenants that compete; there tenants have no more than their max-min shares, but one call each. `holders` counts the
+        held calls, perhaps with those of other objects like this one."""
         headroom = shared is None
         self._limits, self._memory = limits, memory
         self.prompts = prompt_window.PoolPrompts(prompts if bounded else prompt_window.FREE)
@@ -95,6 +98,7 @@ class TenantShares:
         self._remembered = known_tenants.KnownTenants()
         self._tenants = self._remembered.records
         self._look = unfair_look.UnfairLook(self._tenants, self.bounds)
+        self._holders = holders or HeldTenants(self.standing)
         self._held = self._sequences = 0
         self._tokens = 0
         """KV tokens of the calls in the queue or at engines."""
@@ -146,6 +150,7 @@ class TenantShares:
         tenant.weight += NEWEST_CLASS * (weight - tenant.weight)
         if tenant.weight != before:
             self._bounds_hold = False
+            self._holders.changed(call.tenant)
         tenant.seen_at_s = now
         self._remembered.seen(call.tenant)
         if not tenant.sequences:
@@ -198,10 +203,6 @@ class TenantShares:
         bounds = self._look.bounds(now)
         return bool(bounds) and self._tenants[name].has <= bounds.get(name, 0.0)
 
-    def is_fair(self, now: float) -> bool:
-        """No tenant has more than it may have, as far as the last look showed."""
-        return not self._look.bounds(now)
-
     def on_settings(self, *, several: bool) -> None:
         """The settings name several tenants, or do not."""
         self._several = several
@@ -227,6 +228,7 @@ class TenantShares:
             tenant = self._known(name)
             if tenant.seen_at_s == -math.inf and not tenant.wanted:
                 tenant.weight = max(there.weight, 1e-3)
+                self._holders.changed(name)
             tenant.elsewhere, tenant.waiting_elsewhere, tenant.rate_elsewhere = there.entered, there.waiting, there.rate
             self._remembered.wants(name, tenant.wanted)
             if there.entered or there.waiting:
@@ -244,14 +246,15 @@ class TenantShares:
         tenant = self._tenants.get(name)
         return 0 if tenant is None else tenant.elsewhere
 
-    def held_by_tenant(self) -> dict[str, int]:
-        """Held calls of each tenant that has some."""
-        return {name: tenant.waiting for name, tenant in self._tenants.items() if tenant.waiting}
-
-    def weight_of(self, name: str) -> float:
-        """The weight of a tenant; 1 for one that is not known."""
+    def held_of(self, name: str) -> int:
+        """Held calls of a tenant."""
         tenant = self._tenants.get(name)
-        return 1.0 if tenant is None else tenant.weight
+        return 0 if tenant is None else tenant.waiting
+
+    def standing(self, name: str) -> tuple[float, int]:
+        """The weight of a tenant and how late it was seen; 1 and 0 for one that is not known."""
+        tenant = self._tenants.get(name)
+        return (1.0, 0) if tenant is None else (tenant.weight, tenant.seen_as)
 
     def take_newest(self, now: float, name: str) -> QueuedRequest | None:
         """The newest held call of a tenant that has some; it leaves."""
@@ -267,6 +270,7 @@ class TenantShares:
         if tenant.seen_at_s == -math.inf and not tenant.wanted:
             tenant.weight = max(item.call.weight, 1e-3)  # it does not compete, so no arrival told its weight
             self._bounds_hold = False
+            self._holders.changed(item.call.tenant)
         tenant.sequences += item.call.sequences
         self._sequences += item.call.sequences
         self._tokens += tenant.memory.add(item.call)
@@ -413,6 +417,7 @@ class TenantShares:
     def _count_held(self, name: str, tenant: TenantRecord, more: int) -> None:
         tenant.waiting += more
         self._held += more
+        self._holders.count(name, more)
         self._wants(name, tenant)
 
     def _wants(self, name: str, tenant: TenantRecord) -> None:
@@ -483,7 +488,9 @@ class TenantShares:
         tenant = self._tenants.get(name)
         if tenant is None:
             tenant = TenantRecord(held_calls.HeldCalls(self._own_policy()), place_tokens=self._place_tokens)
-            self._remembered.add(name, tenant)
+            forgotten = self._remembered.add(name, tenant)
+            if forgotten is not None:
+                self._holders.changed(forgotten)
             self._bounds_hold = False
         return tenant
 

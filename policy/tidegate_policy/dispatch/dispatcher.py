@@ -54,6 +54,8 @@ class Dispatcher:
         )
         self._cached = CachedPrompts(self.prefixes)
         self._waiting = waiting_calls.WaitingCalls()
+        self.waiting_by_tenant: Mapping[str, int] = self._waiting.by_tenant
+        """How many calls of each tenant wait; no entry is 0."""
         self._out: dict[CallId, call_records.Out] = {}
         self._retrying: set[CallId] = set()
         """Those of them that another engine has failed and that have no token yet."""

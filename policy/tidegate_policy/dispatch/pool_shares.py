@@ -13,10 +13,10 @@ the tenants.
 import hashlib
 import itertools
 import math
-from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from tidegate_policy.admit.held_tenants import HeldTenants
 from tidegate_policy.admit.prompt_window import LONG_S, PromptCosts, PromptSeconds
 from tidegate_policy.admit.tenant_load import NO_LOAD, PoolLoad, TenantLoad
 from tidegate_policy.admit.tenant_shares import ACTIVE_S, TenantShares
@@ -125,12 +125,15 @@ class PoolShares:
         """Of the prompt of the call `_priced`, which is asked for several times in turn."""
         self._held_tokens = 0
         """The tokens of that prompt that an engine holds already."""
+        self._holders = HeldTenants(lambda name: self._whole.standing(name))
+        """The held calls of the whole pool and of all parts; weights are those in the whole pool."""
         self._whole = TenantShares(
             policy,
             bounded=bounded,
             limits=engines.limits,
             memory=engines.kv_tokens,
             prompts=PromptCosts(self._prompt_seconds, lambda now: len(engines.accepting(now))),
+            holders=self._holders,
         )
         self._parts: dict[frozenset[EngineId], _Part] = {}
         self._part_of: dict[CallId, _Part] = {}
@@ -150,11 +153,6 @@ class PoolShares:
         yield from self._whole
         for part in self._parts.values():
             yield from part.shares
-
-    @property
-    def confined(self) -> int:
-        """The calls here that are confined to a part."""
-        return len(self._part_of)
 
     def observe(self, service_s: float, demand_s: float) -> None:
         """A call was answered that takes `service_s` seconds alone, and `demand_s` of the whole pool."""
@@ -282,18 +280,12 @@ class PoolShares:
 
     def largest(self, now: float, arriving: str) -> QueuedRequest | None:
         """The newest held call of the tenant with the most held calls for its weight, if that tenant has more than
-        `arriving`; it leaves. None if no tenant has more."""
-        held: Counter[str] = Counter()
-        for shares in self._all():
-            if len(shares):
-                held.update(shares.held_by_tenant())
-        if not held:
+        `arriving`; it leaves. None if no tenant has more. Costs O(parts), and O(log tenants) for each change of a count or
+        a weight since the last time."""
+        most = self._holders.with_more_than(arriving)
+        if most is None:
             return None
-        for_weight = {name: count / self._whole.weight_of(name) for name, count in held.items()}
-        most = max(for_weight, key=for_weight.__getitem__)
-        if for_weight.get(arriving, 0.0) >= for_weight[most]:
-            return None
-        fullest = max(self._all(), key=lambda shares: shares.held_by_tenant().get(most, 0))
+        fullest = max(self._all(), key=lambda shares: shares.held_of(most))
         return fullest.take_newest(now, most)
 
     def hold(self, now: float, item: QueuedRequest) -> None:
@@ -420,6 +412,7 @@ class PoolShares:
             memory=lambda: self._engines.kv_tokens_of(engines),
             shared=lambda: self._places_of(engines),
             prompts=PromptCosts(self._prompt_seconds, lambda now: self._serving(now, engines)),
+            holders=self._holders,
         )
         shares.on_settings(several=self._several)
         key = hashlib.blake2b("\n".join(sorted(engines)).encode(), digest_size=8).hexdigest()

@@ -81,11 +81,6 @@ class PrefixIndex:
         """The entries of all engines."""
         return sum(len(record.entries) for record in self._records.values())
 
-    def tokens_of(self, engine: EngineId) -> int:
-        """Tokens that the engine is believed to hold."""
-        record = self._records.get(engine)
-        return 0 if record is None else round(record.tokens)
-
     def cached_tokens(self, call: Call) -> Mapping[EngineId, int]:
         """Prompt tokens of `call` that each engine is believed to hold; absent engines hold none."""
         if not call.blocks:

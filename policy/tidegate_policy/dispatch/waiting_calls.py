@@ -22,6 +22,8 @@ class WaitingCalls:
         self.by_id: dict[CallId, Waiting] = {}
         self.by_class_and_tenant: dict[tuple[str, str], int] = {}
         """How many calls of each class and tenant wait; no entry is 0."""
+        self.by_tenant: dict[str, int] = {}
+        """How many calls of each tenant wait; no entry is 0."""
         self._groups: dict[int, int] = {}
         """How many calls of each group wait, by the identity of the engines that they may go to; no entry is 0."""
         self._expiries: list[tuple[float, CallId]] = []
@@ -32,6 +34,7 @@ class WaitingCalls:
         call = waiting.call
         self.by_id[call.id] = waiting
         _more(self.by_class_and_tenant, (call.slo_class, call.tenant))
+        _more(self.by_tenant, call.tenant)
         _more(self._groups, id(waiting.only))
         heapq.heappush(self._expiries, (waiting.expires_at_s, call.id))
         if len(self._expiries) > 2 * len(self.by_id) + SLACK_EXPIRIES:
@@ -42,6 +45,7 @@ class WaitingCalls:
         """The call waits no more; what was remembered of it. Raises `KeyError`."""
         waiting = self.by_id.pop(call.id)
         _less(self.by_class_and_tenant, (call.slo_class, call.tenant))
+        _less(self.by_tenant, call.tenant)
         _less(self._groups, id(waiting.only))
         return waiting
 

@@ -27,10 +27,6 @@ class Lottery(TenantPolicy):
         """The tickets of each lane whose work is known; the others have one."""
         self.turns = LotteryTurns(self, self.context.random.getrandbits(64))
 
-    def price(self, lane: int) -> float:
-        account = self.accounts.get(lane)
-        return 0.0 if account is None else account.mean_s
-
     def on_backlog(self, account: Account) -> None:
         self.catch_up(account)
 

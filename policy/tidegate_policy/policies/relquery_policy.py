@@ -21,7 +21,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
 
-from tidegate_policy.cost import CostModel
 from tidegate_policy.model import MOST_URGENT, Call, CallId
 from tidegate_policy.policies import batch_decomposition, overdue, token_counts
 from tidegate_policy.policies.policy_contract import (
@@ -183,7 +182,7 @@ class RelQuery(StaticPolicy):
 
     def on_arrivals(self, now: float, items: Sequence[QueuedRequest]) -> Changed:
         cost, members, groups, patience_s = self.context.cost(), self._members, self._groups, self._patience_s
-        output_s, number, many = _output_s(cost), self._number, len(items) > 1
+        output_s, number, many = cost.batched_decode_s, self._number, len(items) > 1
         singles: dict[CallId, Place] = {}
         ends: dict[str, float] = {}
         joined: dict[int, _Group] = {}
@@ -336,7 +335,7 @@ class RelQuery(StaticPolicy):
         """The work that is left of a group. It costs O(running calls), and an estimate costs O(calls)."""
         left = group.output * len(group.waiting) + sum(self._decoding(group))
         cost = self.context.cost()
-        return cost.prefill_s * (group.waiting_tokens * group.miss_ratio) + _output_s(cost) * left
+        return cost.prefill_s * (group.waiting_tokens * group.miss_ratio) + cost.batched_decode_s * left
 
     def _decoding(self, group: _Group) -> list[int]:
         """Output tokens that each running call of a group still needs."""
@@ -445,8 +444,3 @@ class GroupTurns:
 def _level(call: Call) -> float:
     """The first part of a place and of a rank."""
     return 0.0 if call.urgency == MOST_URGENT else 1.0
-
-
-def _output_s(cost: CostModel) -> float:
-    """Seconds of the engine's time that an output token takes in a full batch."""
-    return cost.decode_s + cost.step_s / cost.max_batch

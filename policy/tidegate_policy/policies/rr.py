@@ -31,10 +31,6 @@ class Rr(TenantPolicy):
         self._rounds = RoundTurns(self, self.parameters["quantum_s"])
         self.turns = self._rounds
 
-    def price(self, lane: int) -> float:
-        account = self.accounts.get(lane)
-        return 0.0 if account is None else account.mean_s
-
     def on_charge(self, account: Account, more_s: float) -> None:
         self._rounds.charge(account.lane, more_s)
 

@@ -15,12 +15,10 @@ share one lane. Accounts of tenants without calls are kept only while they hold 
 """
 
 import hashlib
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from tidegate_policy.cost import CostModel
 from tidegate_policy.model import CallId
 from tidegate_policy.policies import token_counts
 from tidegate_policy.policies.policy_contract import (
@@ -119,9 +117,11 @@ class TenantPolicy(StaticPolicy):
 
     # What the policies decide.
 
-    @abstractmethod
     def price(self, lane: int) -> float:
-        """Seconds that a start in this lane is charged in advance. Only events change it."""
+        """Seconds that a start in this lane is charged in advance: the mean work of the tenant, unless a policy has another
+        price. Only events change it."""
+        account = self.accounts.get(lane)
+        return 0.0 if account is None else account.mean_s
 
     def floor(self, item: QueuedRequest, price_s: float) -> float:
         """Seconds that a call is charged at least once it is served."""
@@ -154,7 +154,7 @@ class TenantPolicy(StaticPolicy):
     def work_s(self, item: QueuedRequest) -> float:
         """The predicted work of a call, in the unit in which accounts are charged."""
         cost, call = self.context.cost(), item.call
-        output_s = _output_s(cost) + cost.context_s * call.prompt_tokens
+        output_s = cost.batched_decode_s + cost.context_s * call.prompt_tokens
         return cost.prefill_s * call.prompt_tokens + output_s * call.output_predicted * call.sequences
 
     def unit(self, price_s: float) -> float:
@@ -209,7 +209,7 @@ class TenantPolicy(StaticPolicy):
             served = self._served[item.call.id] = _Served(
                 account,
                 account.weight,
-                _output_s(cost) + cost.context_s * item.call.prompt_tokens,
+                cost.batched_decode_s + cost.context_s * item.call.prompt_tokens,
                 self.floor(item, price_s),
                 price_s,
                 self.unit(price_s),
@@ -383,11 +383,6 @@ class TagTurns:
 
     def copy(self) -> "TagTurns":
         return TagTurns(self._policy, dict(self.places))
-
-
-def _output_s(cost: CostModel) -> float:
-    """Seconds of the engine's time for an output token, KV reads aside."""
-    return cost.decode_s + cost.step_s / cost.max_batch
 
 
 def own_lane(tenant: str) -> int:

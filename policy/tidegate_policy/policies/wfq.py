@@ -17,9 +17,5 @@ class Wfq(TenantPolicy):
         super().__init__(context, **parameters)
         self.turns = TagTurns(self)
 
-    def price(self, lane: int) -> float:
-        account = self.accounts.get(lane)
-        return 0.0 if account is None else account.mean_s
-
     def floor(self, item: QueuedRequest, price_s: float) -> float:
         return self.work_s(item)

@@ -49,8 +49,8 @@ class _Groups(NamedTuple):
 
 
 def _lowers_latency(engine: EngineSnapshot, candidate: list[QueuedRequest]) -> bool:
-    """Whether `added_latency_s` is negative. It looks at one call that decodes if the answer is clear then, and asks the
-    prefix cache only if it matters."""
+    """Whether the candidate adds less than 0 s of latency. It looks at one call that decodes if the answer is clear then,
+    and asks the prefix cache only if it matters."""
     output = _output(engine, candidate)
     most_tokens = sum([engine.most_uncached_tokens(item) for item in candidate])
     if _latency_s(engine, _worst_groups(engine, output), candidate, output, most_tokens) < 0:
@@ -71,17 +71,12 @@ def _goes_first(engine: EngineSnapshot, waiting: QueuedRequest) -> bool:
     return group_of(best.call) == group or engine.rank(waiting) < rank
 
 
-def added_latency_s(engine: EngineSnapshot, decodes: list[KnownCall], candidate: list[QueuedRequest]) -> float:
-    """The change in the total latency of all groups if the candidate is prefilled now (eq 15-17), in seconds."""
-    output = _output(engine, candidate)
-    return _latency_s(engine, _groups(engine, decodes, output), candidate, output, _uncached(engine, candidate))
-
-
 def _latency_s(
     engine: EngineSnapshot, groups: _Groups, candidate: list[QueuedRequest], output: int, tokens: int
 ) -> float:
-    """`added_latency_s` for a candidate with so many uncached tokens. It rises with these, with the number of groups and
-    with their delayed tokens, and falls with the longest call. This holds exactly, because rounding keeps the order."""
+    """The change in the total latency of all groups, in seconds, if the candidate with so many uncached tokens is
+    prefilled now (eq 15-17). It rises with these tokens, with the number of groups and with their delayed tokens, and falls
+    with the longest call. This holds exactly, because rounding keeps the order."""
     cost = engine.cost
     slower_s = cost.decode_s * len(candidate) * groups.delayed_tokens
     saved_s = max(engine.live_groups - groups.number, 1) * cost.step_s * min(output, groups.longest)

@@ -1,28 +1,31 @@
-"""What was each tenant served? The gateway core counts it, and the admin port shows it.
+"""What was each tenant served? The gateway core counts it, and the admin port and the page show it. It decides nothing.
 
 The counters decay by half each `HALF_LIFE_S`, so a tenant that was quiet is not repaid for ever.
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping
 
 HALF_LIFE_S = 300.0
 MAX_TENANTS = 1000
-"""Tenants counted by name; the tenant with the least service is forgotten first."""
+"""Tenants counted by name; the tenant that was served least recently is forgotten first."""
 
 
 class TenantService:
-    """Weighted tokens of service by tenant: tokens divided by the tenant's weight."""
+    """Weighted tokens of service by tenant: tokens divided by the tenant's weight. An answer costs the same, however many
+    tenants there are."""
 
     def __init__(self) -> None:
-        self._served: dict[str, tuple[float, float]] = {}
-        """Tenant -> (weighted tokens, instant of the last update)."""
+        self._served: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Tenant -> (weighted tokens, instant of the last update), the one first that was served least recently."""
 
     def observe(self, now: float, tenant: str, tokens: int, weight: float) -> None:
         """`tokens` tokens were computed for the tenant, whose fair share is `weight`."""
         self._served[tenant] = (self.served(now, tenant) + tokens / max(weight, 1e-3), now)
+        self._served.move_to_end(tenant)
         if len(self._served) > MAX_TENANTS:
-            del self._served[min(self._served, key=lambda name: self.served(now, name))]
+            self._served.popitem(last=False)
 
     def served(self, now: float, tenant: str) -> float:
         """Weighted tokens that the tenant was served, decayed to `now`."""
