@@ -85,6 +85,8 @@ class WorkflowFacts:
     cutoff_at_s: float | None
     """The instant after which answers are worthless: the deadline and its grace; None = never."""
     stages: Sequence[StageFacts]
+    is_over: bool = False
+    """A call of it repeats one that it had."""
 
 
 @immutable.value(frozen=True, slots=True, kw_only=True)
@@ -247,19 +249,17 @@ class GatewayCore:
             due_at_s=granted.due_at_s,
             deadline_at_s=workflow.cutoff_at_s,
             rest_s=granted.rest_s,
+            is_over=workflow.is_over,
         )
 
     def _is_crowded(self, tenant: str) -> bool:
         """Half of the queue is full, and the tenant has its part of that."""
-        if self.dispatcher.waiting < self._crowded:
-            return False
         counts = self.dispatcher.waiting_by_tenant
-        own = counts.get(tenant, 0)
-        return own >= self._crowded / (len(counts) if own else len(counts) + 1)
+        own, most = counts.get(tenant, 0), self._crowded
+        return self.dispatcher.waiting >= most and own >= most / (len(counts) if own else len(counts) + 1)
 
     def promise(self, draft: promises.Draft, grant: promises.StageGrant | None) -> Call:
-        """The call with all that it is promised. The caller passes it to `on_arrival`, or to `on_cancel` when it is
-        withdrawn."""
+        """The call with all that it is promised, for `on_arrival`, or for `on_cancel` when it is withdrawn."""
         draft, kind = promises.entitled(draft, grant, self._tenants, self._anyone), draft.kind(grant)
         length = self.lengths.predict(kind, draft.facts.max_tokens, draft.prompt_tokens)
         facts, gap, tool = draft.facts, None, tool_use.NOT_KNOWN
@@ -269,7 +269,7 @@ class GatewayCore:
                 tool = self.tools.predict(kind, facts.tenant, tool_use.NO_TOOL if gap is None else gap.tool)
         call = promises.promise(draft, grant, length, tool, self.engines.live_kinds())
         self._admitted[call.id] = _Admitted(draft, kind, call, grant, gap=gap)
-        if grant is not None:
+        if grant is not None and not grant.is_over:
             self.workflows.on_call(
                 draft.arrival_at_s, grant.workflow, call.id, grant.stage, tenant=grant.tenant, template=grant.template
             )

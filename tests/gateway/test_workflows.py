@@ -468,3 +468,18 @@ async def test_an_unknown_field_of_a_workflow_is_named_with_the_nearest_one(up: 
         status, error, _ = await client.send("POST", "/v1/workflows", json={"deadline": 5000})
         assert (status, error["error"]["param"]) == (400, "deadline")
         assert "deadline is no field of a workflow; did you mean deadline_ms?" in error["error"]["message"]
+
+
+async def test_a_repeated_call_of_a_done_workflow_teaches_nothing(up: Any) -> None:
+    stages = [{"name": "a"}, {"name": "b", "after": ["a"]}]
+    async with fake_engine.engine() as engine, up(engine) as client:
+        _, flow, _ = await client.send("POST", "/v1/workflows", json={"deadline_ms": 60_000, "stages": stages})
+        first = {"idempotency-key": "k1", **member(flow["id"], "a")}
+        assert (await client.ask(headers=first))[0] == 200
+        assert (await client.ask(headers=member(flow["id"], "b")))[0] == 200
+        for stage in ("a", "b"):
+            await client.send("POST", f"/v1/workflows/{flow['id']}/stages/{stage}/complete")
+        learned = client.gateway.core.remaining_work.predict(("", "", "a"))
+        assert learned is not None
+        assert (await client.ask(headers=first))[0] == 200
+        assert client.gateway.core.remaining_work.predict(("", "", "a")) == learned

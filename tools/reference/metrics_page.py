@@ -23,7 +23,8 @@ CLOSING = """## Look at these first
 - `tidegate_engine_up` at 0;
 - `tidegate_workflow_unrecorded` above 0 for long: the store is away;
 - `tidegate_prediction_error_ratio` far from 1: a cost profile does not fit its card;
-- `tidegate_background_errors_total` rising: a fault of the gateway, or a file of settings or keys that it cannot use; its log tells which;
+- `tidegate_background_errors_total` rising: a fault of the gateway, or a file of settings or keys that it cannot
+  use; its log tells which;
 - `tidegate_engine_policy_failures_total` rising: a fault of a policy or regulator, which the engine's log describes. The
   engine serves by arrival meanwhile.
 """

@@ -144,6 +144,7 @@ class Admission:
             template=record.template,
             deadline_at_s=deadline_at_s,
             cutoff_at_s=deadline_at_s + self._grace_s,
+            is_over=record.state != "running",
             stages=[
                 gateway_core.StageFacts(
                     name=stage.name,

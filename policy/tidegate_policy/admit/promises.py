@@ -84,6 +84,8 @@ class StageGrant:
     """The instant after which the answer is worthless; None = never."""
     rest_s: float
     """Seconds of work expected in the workflow after the call."""
+    is_over: bool = False
+    """The workflow has ended: the call repeats one that it had, and shows nothing of how workflows go."""
 
 
 @immutable.value(frozen=True, slots=True, kw_only=True)
