@@ -155,7 +155,7 @@ class Store:
     pool: str = "default"
     """Name under which this pool's gateways share their state in the store."""
     timeout_s: float = 1.0
-    """For one command: a silent store delays a workflow call by no more."""
+    """For one command: a silent store delays the beginning and the end of a workflow call by no more each."""
     connections: int = 64
     """Connections to the store at most; a command waits for a free one, and tenants take turns."""
     sync_s: float = 0.2
