@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TypeVar
 
+from tidegate_gateway import turn_line
+
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -27,14 +29,11 @@ class TenantTurns:
     def __init__(self, at_once: int = 1) -> None:
         self.at_once = at_once
         self._taken = 0
-        self._waiting: collections.OrderedDict[str, collections.OrderedDict[asyncio.Future[None], None]] = (
-            collections.OrderedDict()
-        )
-        """Whose turn it is next, and who waits longest, come first."""
+        self._waiting: turn_line.TurnLine[asyncio.Future[None]] = turn_line.TurnLine()
 
     def __len__(self) -> int:
         """The requests that wait."""
-        return sum(map(len, self._waiting.values()))
+        return len(self._waiting)
 
     def of(self, tenant: str) -> "Turn":
         """A turn of the tenant, as an asynchronous context."""
@@ -52,7 +51,7 @@ class TenantTurns:
         try:
             await turn
         except asyncio.CancelledError:
-            self.leave(tenant, turn)
+            self.leave(turn)
             raise
 
     def join(self, tenant: str) -> asyncio.Future[None] | None:
@@ -62,26 +61,20 @@ class TenantTurns:
             self._taken += 1
             return None
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, collections.OrderedDict())[turn] = None
+        self._waiting.add(tenant, turn)
         return turn
 
-    def leave(self, tenant: str, turn: asyncio.Future[None]) -> None:
+    def leave(self, turn: asyncio.Future[None]) -> None:
         """Gives a place in the line up."""
         if not turn.done() or turn.cancelled():
-            turns = self._waiting.get(tenant, collections.OrderedDict())
-            turns.pop(turn, None)
-            if not turns:
-                self._waiting.pop(tenant, None)
+            self._waiting.remove(turn)
         elif turn.exception() is None:
             self.give_back()  # the turn came at the same time
 
     def give_back(self) -> None:
         """Gives the turn to the next one that waits."""
         while self._waiting:
-            tenant, turns = self._waiting.popitem(last=False)
-            turn, _ = turns.popitem(last=False)
-            if turns:
-                self._waiting[tenant] = turns  # behind the other tenants
+            turn = self._waiting.pop()
             if not turn.done():  # its task may have been cancelled just now
                 turn.set_result(None)
                 return
@@ -89,11 +82,10 @@ class TenantTurns:
 
     def fail(self, error: Callable[[], Exception]) -> None:
         """All requests that wait raise an error of their own at once, instead of one after the other."""
-        waiting, self._waiting = self._waiting, collections.OrderedDict()
-        for turns in waiting.values():
-            for turn in turns:
-                if not turn.done():
-                    turn.set_exception(error())
+        while self._waiting:
+            turn = self._waiting.pop()
+            if not turn.done():
+                turn.set_exception(error())
 
 
 class Turn:

@@ -2,9 +2,10 @@
 connections have some."""
 
 import asyncio
-import collections
 import time
 from collections.abc import Callable
+
+from tidegate_gateway import turn_line
 
 AT_ONCE = 2
 """Connections that are read in one turn of the event loop; the kernel gives at most 256 KiB of each."""
@@ -17,13 +18,13 @@ MOST_BYTES = 128 * 1024 * 1024
 
 
 class ReadingTurns:
-    """Two lines of connections. A connection stops reading when it joins a line; one that sends
-    nothing is in none, so a slow client holds up nobody. Those that have brought few bytes go before those that have
-    brought many, for half the time of a step at most."""
+    """Two lines of connections, in which the addresses of clients take turns. A connection stops reading when it joins a
+    line; one that sends nothing is in none, so a slow client holds up nobody. Those that have brought few bytes go before
+    those that have brought many, for half the time of a step at most."""
 
     def __init__(self) -> None:
-        self._line: collections.OrderedDict[Callable[[], None], None] = collections.OrderedDict()
-        self._small: collections.OrderedDict[Callable[[], None], None] = collections.OrderedDict()
+        self._line: turn_line.TurnLine[Callable[[], None]] = turn_line.TurnLine()
+        self._small: turn_line.TurnLine[Callable[[], None]] = turn_line.TurnLine()
         self._scheduled = False
         self.spent_s = 0.0
         """In this turn of the event loop."""
@@ -55,15 +56,15 @@ class ReadingTurns:
         """The time of this turn of the event loop is spent."""
         return self.spent_s > STEP_S
 
-    def join(self, resume: Callable[[], None], *, is_small: bool = False) -> None:
-        """`resume` is called when it is the connection's turn to read on."""
-        (self._small if is_small else self._line)[resume] = None
+    def join(self, resume: Callable[[], None], address: str = "", *, is_small: bool = False) -> None:
+        """`resume` is called when it is the turn of a connection from this address to read on."""
+        (self._small if is_small else self._line).add(address, resume)
         self._schedule()
 
     def leave(self, resume: Callable[[], None]) -> None:
         """The connection is lost. Its place would be one of the few of a turn, and would keep what the connection has."""
-        self._line.pop(resume, None)
-        self._small.pop(resume, None)
+        self._line.remove(resume)
+        self._small.remove(resume)
 
     def __len__(self) -> int:
         """The connections that wait for their turn."""
@@ -82,10 +83,10 @@ class ReadingTurns:
         until_s = time.monotonic() + STEP_S / 2
         try:
             for _ in range(len(self._small)):
-                self._small.popitem(last=False)[0]()  # which may join a line again
+                self._small.pop()()  # which may join a line again
                 if time.monotonic() > until_s:
                     break
             for _ in range(min(AT_ONCE, len(self._line))):
-                self._line.popitem(last=False)[0]()
+                self._line.pop()()
         finally:
             self._schedule()

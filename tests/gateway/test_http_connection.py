@@ -5,12 +5,14 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import http2_peer
 import orjson
 import pytest
 
 import fake_engine
 from tidegate_gateway import gateway_settings
-from tidegate_gateway.edge import framing_errors, http_listener
+from tidegate_gateway.edge import framing_errors, http_listener, http_messages
+from tidegate_gateway.openai import error_table
 
 CALL = orjson.dumps({"model": "fake", "prompt": "x", "max_tokens": 2})
 STREAM = orjson.dumps({"model": "fake", "prompt": "x", "max_tokens": 2, "stream": True})
@@ -246,3 +248,26 @@ async def test_an_old_client_that_would_keep_its_connection_is_told_that_it_clos
         writer.write(b"GET /health HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
         assert (await answer(reader))[1]["connection"] == "close"
         assert await reader.read() == b""
+
+
+async def test_the_first_request_of_a_connection_follows_no_other_one() -> None:
+    """Else a probe that has arrived before its connection has a task would wait behind all pipelined requests."""
+    took = list[bool]()
+
+    class Server(http_listener.Server):
+        async def turn_of(self, request: http_messages.Request, *, follows: bool) -> None:
+            took.append(follows)
+
+    async def health(request: http_messages.Request) -> http_messages.Response:
+        raise error_table.BadRequest("no")
+
+    route = http_listener.Route(method="GET", path="/health", handler=health, without_key=True)
+    server = Server(http_listener.Routes([route]), gateway_settings.Limits(), leaving=lambda: False)
+    connection, transport = server(), http2_peer.Transport()
+    connection.connection_made(transport)
+    connection.data_received(2 * b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with asyncio.timeout(10):
+        while transport.written.count(b"HTTP/1.1 400") < 2:
+            await asyncio.sleep(0)
+    connection.connection_lost(None)
+    assert took == [False, True]

@@ -1,6 +1,7 @@
 """Connections that bring many bytes are read in turns, and one that is lost leaves its place."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -88,3 +89,26 @@ def test_what_nobody_needs_goes_before_long_requests() -> None:
         incoming.begin(http2_peer.Transport())
         incoming.discarded(size)
     assert (len(turns._small), len(turns._line)) == (1, 1)
+
+
+async def test_addresses_take_turns_and_a_connection_with_many_requests_goes_behind_the_others() -> None:
+    turns, order = reading_turns.ReadingTurns(), list[str]()
+    incoming = dict[str, incoming_bytes.IncomingBytes]()
+
+    def parser(name: str) -> Callable[[bytes], bool]:
+        def parse(data: bytes) -> bool:
+            order.append(name)
+            time.sleep(incoming_bytes.SMALL_TURN_S * 2)
+            return True
+
+        return parse
+
+    turns.spend(2 * reading_turns.STEP_S)  # what arrives now waits
+    for name, address in (("x1", "x"), ("x2", "x"), ("x3", "x"), ("y1", "y")):
+        incoming[name] = incoming_bytes.IncomingBytes(turns, parser(name), lambda error: None)
+        incoming[name].begin(http2_peer.Transport(), address)
+        incoming[name].arrived(bytes(3 * incoming_bytes.SMALL_PIECE_BYTES))
+    async with asyncio.timeout(10):
+        while any(each.waits for each in incoming.values()):
+            await asyncio.sleep(0)
+    assert order[:4] == ["x1", "y1", "x2", "x3"], "each has one piece parsed before any has a second one"

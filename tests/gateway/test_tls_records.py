@@ -33,6 +33,9 @@ class Plain:
         self.protocol: Any = protocol
         self.reads = True
 
+    def get_extra_info(self, name: str) -> Any:
+        return None
+
     def get_protocol(self) -> Any:
         return self.protocol
 

@@ -92,6 +92,7 @@ async def serving(
             **dict.fromkeys(("readiness", SERVICE, ""), picker.is_ready),
         },
         gateway.settings.limits.body_s,
+        knows_all=True,
     )
     takes_plain = encryption is None and wanted.self_signed
     limits = gateway.settings.limits

@@ -310,7 +310,7 @@ class Call:
         self._first = b"", ""
         if self._turn is not None:
             turn, self._turn = self._turn, None
-            self._calls.starts.leave(self._tenant, turn)
+            self._calls.starts.leave(turn)
             turn.cancel()
         self._calls.running.discard(self)
         for timer in self._timers:

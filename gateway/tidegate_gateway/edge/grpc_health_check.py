@@ -76,10 +76,12 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 class HealthCheck:
     """The checks of the health of some services."""
 
-    def __init__(self, states: States, body_s: float) -> None:
-        """A request must arrive within `body_s` seconds."""
+    def __init__(self, states: States, body_s: float, *, knows_all: bool = False) -> None:
+        """A request must arrive within `body_s` seconds. A service that is not among the `states` is an error, or, with
+        `knows_all`, one whose state is not known, as pickers of the Gateway API answer."""
         self._states = states
         self.body_s = body_s
+        self._knows_all = knows_all
 
     def one(self, stream: http2_stream.Stream) -> http2_stream.Handler:
         """The handler of one call."""
@@ -88,7 +90,7 @@ class HealthCheck:
     def answer(self, request: bytes) -> bytes | None:
         """The state of the service that a request names; None = there is no such service. Raises `message.DecodeError`."""
         service = health_pb2.HealthCheckRequest.FromString(request).service
-        if service not in self._states:
+        if service not in self._states and not self._knows_all:
             return None
         answer: bytes = health_pb2.HealthCheckResponse(status=_status(self._states, service)).SerializeToString()
         return answer

@@ -137,7 +137,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing() and not self._in_line:
             self._in_line = True
             self._transport.pause_reading()
-            self.server.turns.join(self._read_on, is_small=len(self._data) <= reading_turns.SMALL_BYTES)
+            self.server.turns.join(self._read_on, self.address, is_small=len(self._data) <= reading_turns.SMALL_BYTES)
 
     def _read_on(self) -> None:
         self._in_line = False

@@ -183,6 +183,7 @@ class Stream:
                 self.is_compressed = is_compressed
                 message = bytes(memoryview(partial)[5 : 5 + size])
                 del partial[: 5 + size]
+                self.counted.add(len(partial) - self.counted.units)  # the handler counts the message
                 handler.on_message(message)
 
     def _break(self, handler: Handler, code: int, why: str) -> None:

@@ -147,7 +147,7 @@ class Connection(asyncio.Protocol):
 
     def _begin_reading(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._incoming.begin(transport)
+        self._incoming.begin(transport, self.address)
         transport.set_write_buffer_limits(1, 0)  # an answer has left when the kernel has all of it
         self._limit(self._limits.idle_s)
         self.task = self._loop.create_task(self._serve())
@@ -332,9 +332,8 @@ class Connection(asyncio.Protocol):
         self.task = None
 
     async def _requests(self) -> None:
-        waiting = self._waiting
+        waiting, follows = self._waiting, False
         while self._transport is not None:
-            follows = bool(waiting or self._rejected)
             while not waiting:
                 if not self._in_body:
                     self._limit(self._limits.idle_s)
@@ -370,6 +369,7 @@ class Connection(asyncio.Protocol):
                     await self._linger()
                 self.close()
                 return
+            follows = bool(waiting or self._rejected)
 
     async def _answered(self, request: http_messages.Request) -> http_messages.Response | None:
         """The answer of the listener. Raises `ConnectionError` if it fails after its beginning."""

@@ -17,6 +17,9 @@ PIECE_BYTES = 16 * 1024
 """Parsed between two looks at the clock: 2 ms at most, where the chunks have one byte each."""
 TURN_S = 0.002
 """What a connection has sent is parsed for so long at a time."""
+SMALL_PIECE_BYTES, SMALL_TURN_S = 512, 0.0003
+"""The same for a connection that goes first because it has brought few bytes. Most requests need less; what is left, such
+as further requests of the same connection, waits among those that have brought many."""
 LARGE_BYTES = 64 * 1024
 """More of a request, with the framing of its chunks, is read in turns with the other connections."""
 
@@ -41,6 +44,9 @@ class IncomingBytes:
         self._wants = True
         """The connection wants to have more."""
         self._in_line = False
+        self._goes_first = False
+        """It is in the line of those that have brought few bytes."""
+        self._address = ""
         self._request_bytes = 0
         """Of the present request, with the framing of its chunks."""
 
@@ -49,9 +55,9 @@ class IncomingBytes:
         """Something has arrived that is not parsed yet."""
         return bool(self._rest)
 
-    def begin(self, transport: asyncio.Transport) -> None:
-        """The transport that is paused while nothing more is wanted."""
-        self._transport = transport
+    def begin(self, transport: asyncio.Transport, address: str = "") -> None:
+        """The transport that is paused while nothing more is wanted, and the address of the client."""
+        self._transport, self._address = transport, address
 
     def end(self) -> None:
         """The connection is lost."""
@@ -102,18 +108,19 @@ class IncomingBytes:
         """Reads nothing more until it is this connection's turn."""
         self._wait_for_turn(self._request_bytes + len(self._rest))
 
-    def _wait_for_turn(self, size: int) -> None:
+    def _wait_for_turn(self, size: int, *, had_turn: bool = False) -> None:
         if self._transport is not None and not self._in_line:
             self._in_line = True
+            self._goes_first = size <= reading_turns.SMALL_BYTES and not had_turn
             self._transport.pause_reading()
-            self._turns.join(self._read_on, is_small=size <= reading_turns.SMALL_BYTES)
+            self._turns.join(self._read_on, self._address, is_small=self._goes_first)
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes, most_s: float = TURN_S, piece_bytes: int = PIECE_BYTES) -> None:
         """Parses what the time of the connection allows."""
         at, size, goes_on = 0, len(data), True
         began_at_s = now_s = time.monotonic()
-        while goes_on and at < size and now_s - began_at_s <= TURN_S:
-            piece = data if size <= PIECE_BYTES else data[at : at + PIECE_BYTES]
+        while goes_on and at < size and now_s - began_at_s <= most_s:
+            piece = data if size <= piece_bytes else data[at : at + piece_bytes]
             at += len(piece)
             self._request_bytes += len(piece)
             goes_on = self._parse(piece)
@@ -123,13 +130,15 @@ class IncomingBytes:
             self._rest = data[at:]
             self._turns.keep(size - at)
         if self._rest or self._request_bytes > LARGE_BYTES:
-            self.take_turns()
+            self._wait_for_turn(self._request_bytes + len(self._rest), had_turn=True)
 
     def _read_on(self) -> None:
         self._in_line = False
         rest, self._rest = self._rest, b""
         self._turns.waited(len(rest))
-        if rest:
+        if rest and self._goes_first:
+            self._take(rest, SMALL_TURN_S, SMALL_PIECE_BYTES)
+        elif rest:
             self._take(rest)
         if self._wants and not self._in_line and self._transport is not None:
             self._transport.resume_reading()

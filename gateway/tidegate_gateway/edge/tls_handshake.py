@@ -4,12 +4,11 @@ whole and its turn has come.
 """
 
 import asyncio
-import collections
 import ssl
 import time
 from collections.abc import Callable
 
-from tidegate_gateway import process_memory, reading_turns
+from tidegate_gateway import process_memory, reading_turns, turn_line
 from tidegate_gateway.edge import client_addresses, client_hello, client_transport, tls_records
 
 AT_ONCE, LOOKS_S = 3, 0.003
@@ -32,10 +31,8 @@ class HandshakeLine:
     def __init__(self, turns: reading_turns.ReadingTurns) -> None:
         """Connections take `turns` for their records after the handshake."""
         self.turns = turns
-        self._waiting: collections.OrderedDict[str, collections.OrderedDict[TlsHandshake, None]] = (
-            collections.OrderedDict()
-        )
-        """By the client's address; the one whose turn is next comes first."""
+        self._waiting: turn_line.TurnLine[TlsHandshake] = turn_line.TurnLine()
+        """By the client's address."""
         self._open: dict[TlsHandshake, None] = {}
         self._scheduled = False
         self._count = 0
@@ -43,19 +40,16 @@ class HandshakeLine:
 
     def join(self, handshake: "TlsHandshake") -> None:
         """The first message of the client has arrived."""
-        self._waiting.setdefault(handshake.address, collections.OrderedDict())[handshake] = None
+        self._waiting.add(handshake.address, handshake)
         self._schedule()
 
     def leave(self, handshake: "TlsHandshake") -> None:
         """The connection is lost before its turn."""
-        line = self._waiting.get(handshake.address, collections.OrderedDict())
-        line.pop(handshake, None)
-        if not line:
-            self._waiting.pop(handshake.address, None)
+        self._waiting.remove(handshake)
 
     def __len__(self) -> int:
         """The handshakes that wait for their turn."""
-        return sum(map(len, self._waiting.values()))
+        return len(self._waiting)
 
     def began(self, handshake: "TlsHandshake") -> None:
         """The handshake waits for its client."""
@@ -85,11 +79,7 @@ class HandshakeLine:
         self._scheduled = False
         begun, until_s = 0, time.monotonic() + LOOKS_S
         while self._waiting and begun < AT_ONCE:
-            address, line = self._waiting.popitem(last=False)
-            handshake, _ = line.popitem(last=False)
-            if line:
-                self._waiting[address] = line  # behind the other addresses
-            if handshake.start():
+            if self._waiting.pop().start():
                 begun += 1
             elif time.monotonic() > until_s:
                 break

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tidegate_gateway import reading_turns
+from tidegate_gateway.edge import client_addresses
 
 READ_BYTES = 16 * 1024
 """Given to the TLS protocol at a time: 2 ms, where the records have one byte each."""
@@ -27,6 +28,7 @@ class TlsRecords(asyncio.BufferedProtocol):
         self._plain = plain
         self._turns = turns
         self._tls: Any = plain.get_protocol()
+        self._address = client_addresses.address_of(plain)
         self._held = b""
         """What waits for the connection's turn."""
         self._in_line = False
@@ -74,7 +76,7 @@ class TlsRecords(asyncio.BufferedProtocol):
             self._plain.pause_reading()
         if not self._in_line:
             self._in_line = True
-            self._turns.join(self._take_turn, is_small=len(self._held) <= reading_turns.SMALL_BYTES)
+            self._turns.join(self._take_turn, self._address, is_small=len(self._held) <= reading_turns.SMALL_BYTES)
 
     def _take_turn(self) -> None:
         self._in_line = False
