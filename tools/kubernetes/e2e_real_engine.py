@@ -16,23 +16,21 @@ from localkube import images
 EARLIER = "0.31.0"
 """The version of vLLM with which the pool begins. Its other packages are those of this machine's version."""
 ENGINES = "tidegate.dev/pool=real,app.kubernetes.io/component=engine"
-ENV = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "HF_HUB_OFFLINE": "1",
-    # Two engines that run side by side during an upgrade would bind their threads to the same CPU.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-}
-EARLIER_ENV = ENV | {"PYTHONPATH": "/earlier:/vllm", "TORCHDYNAMO_DISABLE": "1"}
+ENV = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+SIDE_BY_SIDE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+"""Two engines that run at the same time would bind their threads to the same CPU."""
+EARLIER_ENV = ENV | SIDE_BY_SIDE | {"PYTHONPATH": "/earlier:/vllm", "TORCHDYNAMO_DISABLE": "1"}
 """Its sampler is compiled with a C++ compiler otherwise, and the image has none."""
 LOAD = "0.3:30:16"
 OBJECT_STORE = pathlib.Path(__file__).resolve().parents[2] / "tests" / "operator" / "object_store.py"
 
 
-def tell(story: e2e_cluster.Story, cluster: e2e_cluster.Cluster, vllm: str) -> None:
+def tell(story: e2e_cluster.Story, cluster: e2e_cluster.Cluster, vllm: str, *, upgrades: bool) -> None:
+    """With `upgrades` the pool begins with an earlier version of vLLM, which is mounted too."""
     story.check("an object store with the weights of a model", lambda: start_store(cluster))
     story.check(
-        "a pool with a real vLLM engine, whose weights come from it: ready", lambda: apply_real_pool(cluster, vllm)
+        "a pool with a real vLLM engine, whose weights come from it: ready",
+        lambda: apply_real_pool(cluster, vllm, upgrades=upgrades),
     )
     story.check(
         "the weights are cached, and an engine that starts later downloads nothing", lambda: warm_start(cluster)
@@ -40,7 +38,7 @@ def tell(story: e2e_cluster.Story, cluster: e2e_cluster.Cluster, vllm: str) -> N
     story.check("sensible text from the real model", lambda: real_chat(cluster))
     story.check("another text from the model with the adapter", lambda: adapted_chat(cluster))
     story.check("our scheduler runs inside vLLM, under the pool's policy", lambda: real_state(cluster))
-    if vllm == "mount":
+    if upgrades:
         story.check(
             f"an upgrade of vLLM from {EARLIER} to {metadata.version('vllm-cpu')} under load: no call fails",
             lambda: upgrade(cluster),
@@ -87,11 +85,13 @@ def weights_folder() -> pathlib.Path:
     return folder
 
 
-def apply_real_pool(cluster: e2e_cluster.Cluster, vllm: str) -> str:
+def apply_real_pool(cluster: e2e_cluster.Cluster, vllm: str, *, upgrades: bool) -> str:
     mounts: dict[str, pathlib.Path] = {}
     env = dict(ENV)
     if vllm == "mount":
-        mounts = {"/vllm": pathlib.Path(sysconfig.get_path("purelib")), "/earlier": earlier_vllm()}
+        mounts["/vllm"], env["PYTHONPATH"] = pathlib.Path(sysconfig.get_path("purelib")), "/vllm"
+    if upgrades:
+        mounts["/earlier"] = earlier_vllm()
         env = EARLIER_ENV
     pool = {
         "apiVersion": "tidegate.dev/v1alpha1",
@@ -237,7 +237,7 @@ def upgrade(cluster: e2e_cluster.Cluster) -> str:
     before = versions(cluster)
     e2e_cluster.expect([version.startswith(EARLIER) for version in before] == [True], before)
     load = e2e_cluster.Load(cluster, e2e_cluster.REAL_GATEWAY, "", LOAD, model="smollm2")
-    edit = json.dumps({"spec": {"engine": {"env": variables(ENV | {"PYTHONPATH": "/vllm"})}}})
+    edit = json.dumps({"spec": {"engine": {"env": variables(ENV | SIDE_BY_SIDE | {"PYTHONPATH": "/vllm"})}}})
     cluster.kubectl("patch", "-n", e2e_cluster.WORK, "spool/real", "--type=merge", "-p", edit)
     present = metadata.version("vllm-cpu")
     done = e2e_cluster.wait_for(
