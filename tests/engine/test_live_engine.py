@@ -142,6 +142,7 @@ async def test_bounds_are_in_force_when_they_are_acknowledged(engine, control):
         peak = 0
         while not all(call.done() for call in calls):
             peak = max(peak, (await asyncio.to_thread(now, control)).running)
+        await asyncio.gather(*calls)  # a call that fails says why
     assert peak == 2
 
 
