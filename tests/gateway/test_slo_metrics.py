@@ -178,14 +178,9 @@ async def test_a_class_that_a_reload_removed_has_no_attainment_any_more(up: Any)
         assert shown("tidegate_slo_attainment_ratio", {"class": "patient"}) is None
 
 
-async def test_each_waiting_call_counts_in_a_lane_also_where_there_are_more_names_than_labels(up: Any) -> None:
+def test_each_waiting_call_counts_in_a_lane_also_where_there_are_more_names_than_labels() -> None:
     metrics = prometheus_metrics.Metrics()
-    async with fake_engine.engine() as engine, up(engine) as client:
-        core = client.gateway.core
-        for lanes in range(1, prometheus_metrics.MOST_LABELS + 20):
-            named = {f"lane {lanes}": lanes}
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(type(core.dispatcher), "waiting_by_lane", lambda _, named=named: named)
-                metrics.observe(0.0, core, store_up=True)
-            samples = next(iter(metrics.queue_lane_depth.collect())).samples
-            assert sum(each.value for each in samples) == lanes
+    for lanes in range(1, prometheus_metrics.MOST_LABELS + 20):
+        metrics.on_lanes({f"lane {lanes}": lanes, "fast": 1})
+        samples = next(iter(metrics.queue_lane_depth.collect())).samples
+        assert sum(each.value for each in samples) == lanes + 1

@@ -311,6 +311,14 @@ class Metrics:
         if before != after:
             self.switches.labels(before, after, self.label("reason", reason)).inc()
 
+    def on_lanes(self, waiting: Mapping[str, int]) -> None:
+        """The waiting calls of each lane by its name. All count, also where there are more names than labels."""
+        lanes: collections.Counter[str] = collections.Counter()
+        for lane, calls in waiting.items():
+            lanes[self.label("lane", lane)] += calls
+        for lane in {*self._seen["lane"], *lanes}:
+            self.queue_lane_depth.labels(lane).set(lanes[lane])
+
     def observe(self, now: float, core: gateway_core.GatewayCore, *, store_up: bool) -> None:
         """Refreshes the gauges that are read rather than counted; called before a scrape."""
         waiting: collections.Counter[str] = collections.Counter()
@@ -319,11 +327,7 @@ class Metrics:
         self.queue_depth.clear()
         for slo_class in {*self._by_class, *waiting}:
             self.queue_depth.labels(slo_class).set(waiting[slo_class])
-        lanes: collections.Counter[str] = collections.Counter()
-        for lane, calls in core.dispatcher.waiting_by_lane().items():
-            lanes[self.label("lane", lane)] += calls
-        for lane in {*self._seen["lane"], *lanes}:
-            self.queue_lane_depth.labels(lane).set(lanes[lane])
+        self.on_lanes(core.dispatcher.waiting_by_lane())
         oldest: dict[str, float] = {}
         for slo_class, since_s in core.dispatcher.waiting_since_s().items():
             label = self.class_label(slo_class)

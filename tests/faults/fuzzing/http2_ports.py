@@ -60,7 +60,9 @@ CALLS = grpc_call.Calls(_GATEWAY.settings.limits, _GATEWAY.authentication, _GATE
 
 
 def grpc_server() -> http2_server.Server:
+    check = grpc_health_check.HealthCheck({"": lambda: True}, _GATEWAY.settings.limits.body_s)
     methods = {path: CALLS.maker(method) for path, method in grpc_methods().items()}
+    methods[grpc_health_check.PATH] = check.one
     return _server(methods, takes_compressed=True)
 
 
