@@ -124,12 +124,11 @@ class _Unsent:
     def due(self, report: engine_status.WatchReport) -> engine_status.WatchReport | None:
         """The report to send now that this window has ended, with the windows before it that were not sent."""
         window_s = self._idle_s + report.window.window_s
-        joined = dataclasses.replace(report, window=dataclasses.replace(report.window, window_s=window_s))
         if window_s < self._longest_s and self._says_nothing(report):
             self._idle_s = window_s
             return None
         self._sent, self._idle_s = report, 0.0
-        return joined
+        return dataclasses.replace(report, window=dataclasses.replace(report.window, window_s=window_s))
 
     def _says_nothing(self, report: engine_status.WatchReport) -> bool:
         sent = self._sent

@@ -1,8 +1,6 @@
 """What a new client waits while others send small calls as fast as one process can, and what the calls leave."""
 
 import asyncio
-import contextlib
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -103,35 +101,6 @@ time.sleep(60)
 """A client without a key that sends 40 requests at a time on each of its connections, and resets them."""
 
 
-async def delays(
-    gateway: Any,
-    figure: Any,
-    flood: str,
-    words: list[str],
-    ask: Callable[[int], Awaitable[None]],
-    name: str,
-    most_mib: int = 50,
-) -> None:
-    """The times in which a new client gets an answer while the flood runs, and the memory that it takes."""
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", flood, *words)
-    try:
-        await asyncio.sleep(1)
-        before = gateway.memory
-        port = int(gateway.url.rpartition(":")[2])
-        times = await test_new_connections.answered_s(ask, port, 6)
-        grown = (gateway.memory - before) / 2**20
-        assert process.returncode is None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-    for part, found_s, goal_ms in (("p50", times[len(times) // 2], 150), ("max", times[-1], 500)):
-        figure(f"{name}: answer {part} of new clients, ms", f"{1000 * found_s:.0f}", goal=f"below {goal_ms}",
-               met=1000 * found_s < goal_ms)  # fmt: skip
-    figure(f"{name}: memory after 6 s more, MiB", f"{grown:.0f}", goal=f"below {most_mib}", met=grown < most_mib)
-    assert times[len(times) // 2] < 1
-
-
 @pytest.mark.parametrize("kind", FLOODS)
 async def test_small_calls_over_grpc_keep_no_new_client_waiting(rig: Any, figure: Any, kind: str) -> None:
     async with fake_engine.engine() as engine:
@@ -140,7 +109,9 @@ async def test_small_calls_over_grpc_keep_no_new_client_waiting(rig: Any, figure
         opens = http2_frames.PREFACE + http2_frames.frame(http2_frames.SETTINGS, 0, 0, b"")
         words = [str(grpc_port), str(CONNECTIONS), opens.hex(), FLOODS[kind]]
         name = f"small calls over gRPC ({kind}), {CONNECTIONS} connections with {AT_ONCE} at a time"
-        await delays(gateway, figure, FLOOD, words, test_new_connections.ask_http, name)
+        port = int(gateway.url.rpartition(":")[2])
+        ask = test_new_connections.ask_http
+        await test_new_connections.delays(gateway, figure, FLOOD, words, ask, port, name)
 
 
 async def ask_health(port: int) -> None:
@@ -160,4 +131,6 @@ async def test_pipelined_requests_that_are_reset_keep_no_new_client_waiting(
         words = [gateway.url.rpartition(":")[2], "300"]
         name = f"300 connections with 40 requests at a time that are reset ({ask.__name__})"
         # A connection with sixteen requests that wait has 45 KiB, and the gateway notices after 2 s that it is reset.
-        await delays(gateway, figure, PIPELINES, words, ask, name, most_mib=250)
+        await test_new_connections.delays(
+            gateway, figure, PIPELINES, words, ask, int(words[0]), name, p50_ms=150, most_mib=250
+        )

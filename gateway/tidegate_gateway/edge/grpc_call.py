@@ -144,9 +144,8 @@ class Call:
         elif self._messages is None or self._messages.qsize() >= WAITING:
             grpc_answers.refuse(self, BadRequest("the call has too many messages"))
             self.on_reset()
-        else:
-            if self._has_room(message_bytes):
-                self._messages.put_nowait((message_bytes, compression))
+        elif self._has_room(message_bytes):
+            self._messages.put_nowait((message_bytes, compression))
 
     def _has_room(self, message_bytes: bytes) -> bool:
         """Whether the message may wait. If too much waits, the call is refused."""
@@ -160,20 +159,22 @@ class Call:
     def _line_up(self) -> None:
         """The call starts when it is the turn of its tenant. It has no task before, so a client that opens calls and resets
         them costs little. A tenant that the message alone names is not known yet: its call takes its turn later."""
-        turn = self._calls.starts.join(self._tenant) if self._tenant else None
-        if turn is not None:
+        if not self._tenant:
+            self._start()
+        elif (turn := self._calls.starts.join(self._tenant)) is None:
+            self._start_in_turn()
+        else:
             self._turn = turn
             turn.add_done_callback(self._turn_came)
-            return
-        if self._tenant:
-            asyncio.get_running_loop().call_soon(self._calls.starts.give_back)
-        self._start()
 
     def _turn_came(self, turn: asyncio.Future[None]) -> None:
         if self._turn is turn:  # else the call has left the line
             self._turn = None
-            asyncio.get_running_loop().call_soon(self._calls.starts.give_back)
-            self._start()
+            self._start_in_turn()
+
+    def _start_in_turn(self) -> None:
+        asyncio.get_running_loop().call_soon(self._calls.starts.give_back)
+        self._start()
 
     def _start(self) -> None:
         (raw, compression), self._first = self._first, (b"", "")

@@ -173,10 +173,11 @@ class RelQueries:
     async def _read(self, relquery: str, after: int, by: workflow_service.Requester, most: int) -> Page:
         known = self._of(relquery, by)
         record, results = await self._ask(lambda store: store.results(known, after, most=most, by=by.tenant), known, by)
-        most = record.completed + record.failed if record.ended else record.total
-        if after > most:
-            what = "results" if record.ended else "rows"
-            raise BadRequest(f"after is too large: {after}, and relQuery {relquery!r} has {most} {what}", param="after")
+        count, what = (record.completed + record.failed, "results") if record.ended else (record.total, "rows")
+        if after > count:
+            raise BadRequest(
+                f"after is too large: {after}, and relQuery {relquery!r} has {count} {what}", param="after"
+            )
         page = Page(record=record, results=results, after=after)
         await self._pace.spend(by.tenant, page.bytes)
         return page

@@ -65,13 +65,17 @@ class Settings:
     @property
     def report_period_s(self) -> float:
         """Time between two reports of an engine."""
-        period_s = self.observation_period_s / REPORTS_AN_OBSERVATION
-        return min(max(period_s, SHORTEST_REPORT_PERIOD_S), LONGEST_REPORT_PERIOD_S)
+        return _accepted(self.observation_period_s / REPORTS_AN_OBSERVATION)
 
     @property
     def idle_report_period_s(self) -> float:
         """Time between two reports of an engine in which nothing happens."""
-        return min(max(self.observation_period_s, SHORTEST_REPORT_PERIOD_S), LONGEST_REPORT_PERIOD_S)
+        return _accepted(self.observation_period_s)
+
+
+def _accepted(period_s: float) -> float:
+    """The nearest period of reports that EngineControl accepts."""
+    return min(max(period_s, SHORTEST_REPORT_PERIOD_S), LONGEST_REPORT_PERIOD_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
