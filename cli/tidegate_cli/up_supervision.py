@@ -81,14 +81,15 @@ async def _steer(options: argparse.Namespace, controls: Mapping[str, str], token
     behind: Mapping[str, str] = {}
     waiting: guards.Held | None = None
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
-        admin = gateway_admin.GatewayAdmin(session, f"http://127.0.0.1:{options.admin_port}")
+        admin = gateway_admin.GatewayAdmin(session)
         try:
             await driver.retarget(controls)
             while True:
                 await asyncio.sleep(OBSERVATION_S)
                 known, behind = behind, {controls[at]: why for at, why in driver.not_following().items()}
                 sys.stderr.write(obedience(driver.active_policy, known, behind))
-                outcome = driver.observe(time.time(), await admin.override() or held, monotonic_s=time.monotonic())
+                await admin.ask([f"127.0.0.1:{options.admin_port}"])
+                outcome = driver.observe(time.time(), admin.override() or held, monotonic_s=time.monotonic())
                 if outcome.verdict.kind is not guards.Kind.KEEP:
                     reason = terminal_text.plain(outcome.verdict.reason)
                     sys.stderr.write(f"policy {outcome.verdict.policy}: {reason}\n")

@@ -36,7 +36,6 @@ from tidegate_operator import (
     pool_steering,
     reconcile,
     render,
-    spec,
     spec_problems,
     watches,
 )
@@ -244,8 +243,8 @@ async def _act(
     )
     cache = watch_cache.WatchCache()
 
-    def admin_of(pool: spec.Pool, token: str | None) -> gateway_admin.GatewayAdmin:
-        return gateway_admin.GatewayAdmin(session, pool_steering.admin_url(pool), token=token)
+    def admin_of(token: str | None) -> gateway_admin.GatewayAdmin:
+        return gateway_admin.GatewayAdmin(session, token=token)
 
     steering = pool_steering.PoolSteering(
         server,

@@ -1,9 +1,9 @@
 """Steering of the pools of a cluster: pods and specs go to a steering driver, and its outcomes to status and events.
 
 An outcome is written to the status before it is put in force. So an operator that dies in between leaves it to its
-successor, which puts it in force. Before each observation a gateway is asked whether a person has overridden the policy;
-after each one the gateways receive the policy too. All these calls carry the token in the pool's Secret, which is read when
-the steering of a pool begins, and again while an engine or a gateway rejects it.
+successor, which puts it in force. Before each observation the gateways are asked for their state, which tells whether a
+person has overridden the policy; after each one a gateway receives the policy too. All these calls carry the token in the
+pool's Secret, which is read when the steering of a pool begins, and again while an engine or a gateway rejects it.
 """
 
 import datetime
@@ -62,21 +62,17 @@ class Admin(pool_driver.Admin, Protocol):
     @property
     def stores(self) -> Mapping[str, bool | None]: ...
 
-    async def override(self) -> steering_loop.Override | None: ...
+    async def ask(self, gateways: Collection[str]) -> None: ...
 
-    async def targets(self, addresses: Collection[str]) -> Mapping[str, Mapping[str, error_budget.Counts]]: ...
+    def override(self) -> steering_loop.Override | None: ...
+
+    def targets(self) -> Mapping[str, Mapping[str, error_budget.Counts]]: ...
 
     def others(self, policies: Collection[str]) -> Mapping[str, str]: ...
 
     async def follow(
         self, policy: str, reason: str, *, alternatives: Sequence[str] = (), expected: str = ""
     ) -> None: ...
-
-
-def admin_url(pool: spec.Pool) -> str:
-    """Address of the admin port of a pool's gateways."""
-    service = f"{child_metadata.component_name(pool, 'gateway')}-internal"
-    return f"http://{service}.{pool.namespace}.svc:{child_metadata.ADMIN_PORT}"
 
 
 def ready_address(pod: Json, port: int = child_metadata.CONTROL_PORT) -> str | None:
@@ -123,7 +119,7 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
         rules: reconcile.Rules,
         *,
         reads: cluster.Reader,
-        admin_of: Callable[[spec.Pool, str | None], Admin],
+        admin_of: Callable[[str | None], Admin],
         clock: Callable[[], datetime.datetime],
         monotonic: Callable[[], float | None] = lambda: None,
         locate: Locate = ready_address,
@@ -158,7 +154,9 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
         driver, admin = steered.driver, steered.admin
         driver.ask = self._ask_of(pool)
         await driver.retarget(node_pool_of)
-        by_hand = await admin.override() or (None if admin.has_answered else _restored(driver, now.timestamp()))
+        gateways = gateway_addresses(pods)
+        await admin.ask(gateways)
+        by_hand = admin.override() or (None if admin.has_answered else _restored(driver, now.timestamp()))
         before, behind = driver.active_policy, driver.not_following()
         outcome = driver.observe(now.timestamp(), by_hand or _fixed(pool), monotonic_s=self._monotonic())
         if outcome.window is not None or outcome.verdict.kind is not guards.Kind.KEEP:
@@ -167,8 +165,7 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
             self._metrics.judged(key, outcome.state.active, outcome.judged)
         store = None
         if outcome.window is not None:
-            gateways = gateway_addresses(pods)
-            steered.budgets.add(now.timestamp(), await admin.targets(gateways), gateways=gateways)
+            steered.budgets.add(now.timestamp(), admin.targets(), gateways=gateways)
             store = store_status.condition(admin.stores)
         status = body.get("status", {})
         trouble = (
@@ -226,7 +223,7 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
             return known
         await self._forget(key)
         driver = steering_driver.SteeringDriver(_remembered(body), settings, now=now, token=token)
-        admin = self._admin_of(pool, token)
+        admin = self._admin_of(token)
         self._known[key] = _Steered(uid=pool.uid, driver=driver, admin=admin, token=token, secret=secret, read_at_s=now)
         return self._known[key]
 

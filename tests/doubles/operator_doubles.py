@@ -110,6 +110,7 @@ class FakeAdmin:
         self.has_answered = self.answers = has_answered
         self.manual: steering_loop.Override | None = None
         self.received: list[str] = []
+        self._asked: Collection[str] = ()
         self.counted: dict[str, error_budget.Counts] = {}
         self.others_have: dict[str, str] = {}
         self.stores: dict[str, bool | None] = {}
@@ -123,11 +124,14 @@ class FakeAdmin:
         self.divided: tuple[frozenset[str], int | None] = (frozenset(), None)
         """The engines that get a share of the calls, and the share, as they were set last."""
 
-    async def override(self) -> steering_loop.Override | None:
+    async def ask(self, gateways: Collection[str]) -> None:
+        self._asked = gateways
+
+    def override(self) -> steering_loop.Override | None:
         return self.manual
 
-    async def targets(self, addresses: Collection[str]) -> dict[str, dict[str, error_budget.Counts]]:
-        return dict.fromkeys(addresses, self.counted)
+    def targets(self) -> dict[str, dict[str, error_budget.Counts]]:
+        return dict.fromkeys(self._asked, self.counted)
 
     def take_calls(self, offered: CallLoad, waiting: CallLoad, *, met: int = 0, ended: int = 0) -> None:
         """Each gateway reports these loads, and `met` of `ended` calls in time."""

@@ -228,9 +228,9 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def get(self, url, *, headers, timeout):  # the signature of aiohttp
-        if "//lively-" in url:
+        if LIVELY in url:
             self.asked_at_s.append(asyncio.get_running_loop().time())
-        elif LIVELY not in url:
+        else:
             self.silent[url] += 1
             await asyncio.sleep(timeout.total)
             raise TimeoutError
@@ -251,7 +251,7 @@ def test_a_hundred_pools_with_silent_gateways_do_not_stretch_the_periods_of_anot
         steering = steering_of(
             cache,
             api,
-            lambda of, token: gateway_admin.GatewayAdmin(session, pool_steering.admin_url(of), token=token),
+            lambda token: gateway_admin.GatewayAdmin(session, token=token),
         )
         controlling = controller.Controller(
             test_controller.NoApi(),
@@ -277,6 +277,6 @@ def test_a_hundred_pools_with_silent_gateways_do_not_stretch_the_periods_of_anot
     periods = [after - before for before, after in itertools.pairwise(session.asked_at_s) if before > 4 * PERIOD_S]
     assert len(periods) > 200 / PERIOD_S
     assert max(periods) <= PERIOD_S + 0.1
-    rounds = [count for url, count in session.silent.items() if "-internal" in url]
+    rounds = [*session.silent.values()]
     assert len(rounds) == SILENT_POOLS
     assert min(rounds) > 300 / PERIOD_S / 3, "a silent pool is steered too"
