@@ -34,3 +34,11 @@ def test_items_leave_in_any_order_and_nothing_of_them_stays(seed: int) -> None:
     assert sorted(line.pop() for _ in range(len(line))) == waiting
     assert not line
     assert not line._lines
+
+
+def test_a_name_with_a_long_line_loses_its_newest_item_and_one_with_a_short_line_none() -> None:
+    line: turn_line.TurnLine[str] = turn_line.TurnLine()
+    for name, item in (("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1")):
+        line.add(name, item)
+    assert (line.shorten("b"), line.shorten("a"), line.shorten("a")) == ("a3", "a2", "a1")
+    assert (line.shorten("b"), len(line)) == ("b1", 0)

@@ -8,13 +8,13 @@ is closed without a protocol, which takes a tenth of the time.
 """
 
 import asyncio
-import collections
 import contextlib
 import os
 import socket
 import time
 from collections.abc import Callable
 
+from tidegate_gateway import turn_line
 from tidegate_gateway.edge import client_addresses
 
 EVERY_ADDRESS = "::"
@@ -59,10 +59,8 @@ class _Acceptor:
         self._most_waiting = most_waiting
         self._answers_ended = answers_ended
         self._listeners: list[socket.socket] = []
-        self._lines: collections.OrderedDict[str, collections.deque[socket.socket]] = collections.OrderedDict()
-        """The connections that wait to be opened, by address; the address whose turn is next comes first."""
-        self._waiting = 0
-        """Their number."""
+        self._waiting: turn_line.TurnLine[socket.socket] = turn_line.TurnLine()
+        """The connections that wait to be opened, by address."""
         self._step: asyncio.Handle | None = None
         self._stepped_at_s = 0.0
         self._opening: set[asyncio.Task[None]] = set()
@@ -120,28 +118,16 @@ class _Acceptor:
 
     def _join(self, address: str, accepted: socket.socket) -> None:
         """If too many wait, the last one of a long line is closed."""
-        line = self._lines.setdefault(address, collections.deque())
-        line.append(accepted)
-        self._waiting += 1
-        if self._waiting > self._most_waiting:
-            if len(line) * len(self._lines) < self._waiting:  # shorter than the mean
-                address = max(self._lines, key=lambda each: len(self._lines[each]))
-                line = self._lines[address]
-            line.pop().close()
-            self._waiting -= 1
-            if not line:
-                del self._lines[address]
+        self._waiting.add(address, accepted)
+        if len(self._waiting) > self._most_waiting:
+            self._waiting.shorten(address).close()
 
     def _open_some(self) -> None:
         before_s, self._stepped_at_s = self._stepped_at_s, time.monotonic()
         in_turn = OPENED_PER_S * (self._stepped_at_s - before_s)
         opened, most, closed = 0, min(max(in_turn, LEAST_AT_ONCE), MOST_AT_ONCE), 0
-        while self._lines and opened < most and closed < TAKEN_AT_ONCE:
-            address, line = self._lines.popitem(last=False)
-            accepted = line.popleft()
-            self._waiting -= 1
-            if line:
-                self._lines[address] = line  # behind the other addresses
+        while self._waiting and opened < most and closed < TAKEN_AT_ONCE:
+            accepted = self._waiting.pop()
             if _is_gone(accepted, answers_ended=self._answers_ended):
                 accepted.close()
                 closed += 1
