@@ -15,6 +15,16 @@ APPLIED = f"{child_metadata.GROUP}/applied"
 """Annotation with the digest of the manifest last applied. It reveals that a manifest has lost a field, which server-side
 apply must then withdraw."""
 
+MERGE_KEYS: Mapping[str, Sequence[str]] = {
+    "containers": ("name",),
+    "env": ("name",),
+    "imagePullSecrets": ("name",),
+    "initContainers": ("name",),
+    "volumeMounts": ("mountPath",),
+    "volumes": ("name",),
+}
+"""Fields with a list to which others may add items that server-side apply leaves there, and what names an item."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
@@ -69,7 +79,10 @@ def can_spare(desired: Iterable[Json], current: Iterable[Json]) -> bool:
 
 
 def _stamped(manifest: Json) -> Json:
-    return child_metadata.annotated(manifest, {APPLIED: child_metadata.digest(manifest)})
+    """The number of engines is no part of the digest: another scaler's change of it must not lead to a write."""
+    spec = manifest.get("spec", {})
+    counted = {**manifest, "spec": {**spec, "replicas": None}} if "replicas" in spec else manifest
+    return child_metadata.annotated(manifest, {APPLIED: child_metadata.digest(counted)})
 
 
 def _is_so(manifest: Json, body: Json | None) -> bool:
@@ -80,20 +93,28 @@ def _is_so(manifest: Json, body: Json | None) -> bool:
     return _covers(body, manifest) or _covers(quantity.normalised(body), quantity.normalised(manifest))
 
 
+def _key(item: Json, keys: Sequence[str]) -> tuple[object, ...]:
+    return tuple(item.get(key) for key in keys)
+
+
 def _is_being_deleted(body: Json) -> bool:
     return "deletionTimestamp" in body["metadata"]
 
 
-def _covers(actual: object, stated: object) -> bool:
-    """Whether `actual` has every `stated` value. The API server omits empty values and adds defaults."""
+def _covers(actual: object, stated: object, field: str = "") -> bool:
+    """Whether `actual` has every `stated` value. The API server omits empty values and adds defaults, and others may add
+    items to a list whose items have keys. `field` is the name of the values."""
     if isinstance(stated, (str, int)):  # most values; the checks below are slower
         return actual == stated or (stated in ("", 0, False) and actual is None)
     if isinstance(stated, Mapping):
         if not isinstance(actual, Mapping):
             return not stated and actual is None
-        return all(_covers(actual.get(key), value) for key, value in stated.items())
+        return all(_covers(actual.get(key), value, key) for key, value in stated.items())
     if isinstance(stated, Sequence):
         if not isinstance(actual, Sequence):
             return not stated and actual is None
+        if len(actual) > len(stated) and (keys := MERGE_KEYS.get(field)):
+            found = {_key(item, keys): item for item in actual}
+            actual = [found.get(_key(item, keys)) for item in stated]
         return len(actual) == len(stated) and all(map(_covers, actual, stated))
     return actual == stated or (not stated and actual is None)

@@ -8,7 +8,7 @@ those of the wall clock, because the status keeps them; they move with its steps
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tidegate_operator import (
@@ -21,7 +21,7 @@ from tidegate_operator import (
     spec,
 )
 from tidegate_operator.cluster import watch_cache
-from tidegate_operator.render import child_metadata
+from tidegate_operator.render import child_metadata, engine_weights
 from tidegate_operator.spec import Json
 from tidegate_policy import clock_steps
 from tidegate_policy.rollout import canary
@@ -78,8 +78,7 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
             if known is not None and (known.uid, known.tested) == (body["metadata"]["uid"], tested):
                 await _divide(known, pods)
             return PERIOD_S
-        settings = pool.rollout.canary
-        assert settings is not None  # `under_test` finds none without it
+        settings = _settings(pool, tested)
         now, passed_s = self._clock().timestamp(), self._monotonic()
         current = await self._begun(key, body, pool, tested, now)
         if step_s := current.steps.step_s(now, passed_s):
@@ -139,6 +138,14 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
             await known.access.admin.divide(pool_steering.gateway_addresses(pods), (), None)
         if "rollout" in body.get("status", {}):
             await self._api.apply_status(*key, {}, writer=WRITER)
+
+
+def _settings(pool: spec.Pool, tested: canary_hold.Tested) -> canary.CanarySettings:
+    """Those of the spec, and in which time an engine of the node pool must serve."""
+    settings = pool.rollout.canary
+    assert settings is not None  # `under_test` finds no canary without it
+    found = (engine_weights.longest_start_s(pool, each) for each in pool.node_pools if each.name == tested.node_pool)
+    return replace(settings, start_s=next(found, pool.engine.startup_s) + spec.START_SLACK_S)
 
 
 async def _divide(current: _Canary, pods: Sequence[Json]) -> None:

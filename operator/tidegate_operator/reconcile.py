@@ -111,8 +111,12 @@ async def carry_out(
     name = body["metadata"]["name"]
     if rules.is_foreign(body):
         return Result.FOREIGN
-    if owner_of(body) is None and not await api.claim(body["metadata"]["namespace"], name, rules.operator):
-        return Result.FOREIGN  # the event of the other operator's claim follows
+    try:
+        if owner_of(body) is None and not await api.claim(body["metadata"]["namespace"], name, rules.operator):
+            return Result.FOREIGN  # the event of the other operator's claim follows
+    except cluster.RejectedError as error:
+        await write_report(api, body, _report(body, children, pods, [_refused(body, error)], now))
+        return Result.REJECTED
     lines = await weight_status.progress(pods, functools.partial(api.last_line, body["metadata"]["namespace"]))
     profiles = pool_profiles.resolve(body, await pool_profiles.read(api, body), children, rules.known.profiles)
     try:
@@ -120,14 +124,22 @@ async def carry_out(
     except spec.InvalidSpecError as error:
         await write_report(api, body, _report(body, children, pods, _invalid(error), now, lines=lines))
         return Result.SETTLED
+    refused: list[tuple[str, str]] = []
     if (total := replica_allocation.total_to_state(body)) is not None:
-        await api.state_replicas(pool.namespace, pool.name, total)
-    staged = rollout.staged(body, _desired(pool, rules, children), children, pods, now=now)
+        try:
+            await api.state_replicas(pool.namespace, pool.name, total)
+        except cluster.RejectedError as error:
+            refused.append(_refused(body, error))
+    rendered = _desired(pool, rules, children)
+    unlisted = await _same_names(api, rendered, children)
+    if strayed := objects.owned(body, unlisted):  # they have lost the pool's label
+        children = [*children, *strayed]
+        rendered = _desired(pool, rules, children)
+    staged = rollout.staged(body, rendered, children, pods, now=now)
     desired = staged.desired
-    observed = [*children, *await _same_names(api, desired, children)]
-    todo = plan.steps(pool.uid, desired, observed)
+    todo = plan.steps(pool.uid, desired, _newest(unlisted, children).values())
     expected = _expected(profiles, staged)
-    problems = [*expected]
+    problems = [*expected, *refused]
     if obstacle := await pool_secret.ensure(api, pool):
         problems.append(obstacle)
     problems += [("NameTaken", f"{reference} exists and belongs to another owner") for reference in todo.taken]
@@ -221,6 +233,10 @@ def _waiting(staged: rollout.Rollout) -> dict[str, str]:
 def _expected(profiles: pool_profiles.Resolved, staged: rollout.Rollout) -> list[tuple[str, str]]:
     """The problems that no further write shows."""
     return [*staged.problems, *((pool_profiles.REASON, sentence) for sentence in profiles.kept)]
+
+
+def _refused(body: Json, error: cluster.RejectedError) -> tuple[str, str]:
+    return ("Refused", f"ServingPool {body['metadata']['name']}: {error}")
 
 
 def _invalid(error: spec.InvalidSpecError) -> list[tuple[str, str]]:

@@ -27,8 +27,8 @@ def desired(pool: spec.Pool, found: Mapping[str, int] = NOTHING_FOUND) -> Mappin
     """Engines for each node pool, by its name. `found` is the result of `of_deployments`.
 
     A node pool that an external autoscaler scales keeps what is found, and starts from its `replicas`. A node pool that the
-    pool's own autoscaler scales has what this wants; without a decision it keeps what is found, within its bounds. For the
-    others:
+    pool's own autoscaler scales has what this wants; before the first decision it keeps what is found, within its bounds.
+    One of which the autoscaler decides nothing, because another one scales it, keeps what is found. For the others:
 
     Without spec.replicas it is the `replicas` of each node pool. With spec.replicas every node pool first gets its
     `minReplicas`. The rest goes to the cheapest node pools, first up to their `replicas` and then up to their
@@ -66,6 +66,8 @@ def total_to_state(body: spec.Json) -> int | None:
 
 def _autoscaled(pool: spec.Pool, node_pool: node_pool_spec.NodePool, found: Mapping[str, int]) -> int:
     """The engines of a node pool that the pool's own autoscaler scales."""
+    if pool.has_decision and node_pool.name not in pool.wanted and node_pool.name in found:
+        return found[node_pool.name]
     most = node_pool.max_replicas if node_pool.max_replicas is not None else node_pool.min_replicas
     wanted = pool.wanted.get(node_pool.name, found.get(node_pool.name, node_pool.replicas))
     return min(max(wanted, node_pool.min_replicas), most)

@@ -188,7 +188,10 @@ class Pool:
     autoscaling: Autoscaling
     rollout: Rollout
     wanted: Mapping[str, int]
-    """The last decision of the pool's own autoscaler, which stands in the status: engines by node pool."""
+    """The last decision of the pool's own autoscaler, which stands in the status: engines by node pool. A node pool that
+    another autoscaler scales is absent."""
+    has_decision: bool
+    """Whether the pool's own autoscaler has decided before."""
     classes: tuple[Json, ...]
     """Classes, tenants and workflows are copies of the spec with weights as numbers: the gateway reads the same keys."""
     tenants: tuple[Json, ...]
@@ -239,6 +242,7 @@ def _parse(body: Json, known: spec_problems.Known, profiles: own_profile.OwnProf
         wanted={
             item["name"]: item["wanted"] for item in body.get("status", {}).get("nodePools", ()) if "wanted" in item
         },
+        has_decision="autoscaling" in body.get("status", {}),
         classes=tuple(map(_class, spec.get("classes", ()))),
         tenants=tuple(map(_weighted, spec.get("tenants", ()))),
         workflows=tuple(spec.get("workflows", ())),
@@ -385,13 +389,10 @@ def _rollout(spec: Json) -> Rollout:
     item = spec.get("rollout", {})
     if "canary" not in item:
         return Rollout(paused=item.get("paused", False), canary=None)
-    start_s = duration.seconds(spec["engine"]["startupTimeout"]) + START_SLACK_S
-    if "cache" in spec["model"]:
-        start_s += duration.seconds(spec["model"]["cache"]["downloadTimeout"])
-    return Rollout(paused=item.get("paused", False), canary=_canary(item["canary"], start_s))
+    return Rollout(paused=item.get("paused", False), canary=_canary(item["canary"]))
 
 
-def _canary(item: Json, start_s: float) -> canary.CanarySettings:
+def _canary(item: Json) -> canary.CanarySettings:
     default = side_by_side.Limits()
     named = {
         "error_share": ("maxErrorPercent", default.error_share),
@@ -405,7 +406,6 @@ def _canary(item: Json, start_s: float) -> canary.CanarySettings:
             canary.Step(weight=each["weight"], duration_s=duration.seconds(each["duration"])) for each in item["steps"]
         ),
         limits=side_by_side.Limits(min_calls=item.get("minCalls", default.min_calls), **shares),
-        start_s=start_s,
     )
 
 

@@ -85,7 +85,7 @@ async def keep(
             if str(error) != reported:
                 log.warning("%s is not served: %s", where, error)
             reported = str(error)
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(max(RETRY_S, error.retry_after_s))
             continue
         lasted = asyncio.get_running_loop().time() - began_at_s >= LASTED_S
         failures = 1 if lasted else failures + 1

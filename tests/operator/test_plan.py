@@ -51,6 +51,33 @@ def test_a_changed_value_is_applied_again():
     assert names(plan.steps(OWNER, [manifest("a", data={"x": "1"})], [stored(applied, data={"x": "2"})]).apply) == ["a"]
 
 
+def pod_of(*env, args=("serve",)):
+    containers = [{"name": "main", "env": [{"name": name, "value": value} for name, value in env], "args": [*args]}]
+    return {"spec": {"template": {"spec": {"containers": containers}}}}
+
+
+@pytest.mark.parametrize(
+    ("found", "applied"),
+    [
+        (pod_of(("THEIRS", "1"), ("OURS", "1")), []),
+        (pod_of(("THEIRS", "1"), ("OURS", "2")), ["a"]),
+        (pod_of(("THEIRS", "1"), ("MORE", "1")), ["a"]),
+        (pod_of(("OURS", "1"), args=("serve", "more")), ["a"]),
+    ],
+)
+def test_an_item_that_others_added_to_a_list_stays_unless_the_list_is_one_value(found, applied):
+    ours = manifest("a", **pod_of(("OURS", "1")))
+    (written,) = plan.steps(OWNER, [ours], []).apply
+    assert names(plan.steps(OWNER, [ours], [stored(written, **found)]).apply) == applied
+
+
+def test_a_number_of_engines_that_another_one_set_and_that_is_desired_now_leads_to_no_write():
+    (written,) = plan.steps(OWNER, [manifest("a", spec={"replicas": 1})], []).apply
+    scaled = stored(written, spec={"replicas": 5})
+    assert plan.steps(OWNER, [manifest("a", spec={"replicas": 5})], [scaled]).apply == ()
+    assert names(plan.steps(OWNER, [manifest("a", spec={"replicas": 2})], [scaled]).apply) == ["a"]
+
+
 def test_a_value_that_is_no_longer_stated_is_withdrawn():
     (applied,) = plan.steps(OWNER, [manifest("a", data={"x": "1", "y": "2"})], []).apply
     assert names(plan.steps(OWNER, [manifest("a", data={"x": "1"})], [stored(applied)]).apply) == ["a"]

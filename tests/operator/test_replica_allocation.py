@@ -23,6 +23,7 @@ class Pool:
     node_pools: tuple[node_pool_spec.NodePool, ...]
     replicas: int | None = None
     wanted: dict[str, int] = dataclasses.field(default_factory=dict)
+    has_decision: bool = False
 
 
 def test_without_a_total_each_node_pool_runs_its_own_replicas():

@@ -267,3 +267,15 @@ def test_the_last_change_of_an_hour_starts_all_engines_so_that_the_bound_starves
     assert pool.state.wanted == {"fast": 20}
     assert "the last of 6 changes of an hour" in pool.state.reason
     assert len(pool.changes) == 6
+
+
+@pytest.mark.parametrize(("ends_s", "went_s"), [(1800.0, 2400.0), (None, 4210.0)])
+def test_an_engine_that_starts_for_longer_than_its_call_waits_serves_before_the_pool_goes_to_zero(ends_s, went_s):
+    """And one that never serves does not stay wanted."""
+    pool = Pool(wanted={"fast": 0})
+    pool.observe(0.0, waiting=ONE)
+    assert pool.state.wanted == {"fast": 1}
+    while pool.state.wanted["fast"]:
+        serves = ends_s is not None and pool.now >= ends_s
+        pool.observe(0.0, node_pools=[node_pool(ready=int(serves))])
+    assert pool.now == pytest.approx(went_s, abs=20.0)

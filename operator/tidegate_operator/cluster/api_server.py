@@ -319,7 +319,7 @@ def _unknown(kind: Kind) -> UnknownKindError:
 
 def _translate(error: exceptions.ApiException) -> ClusterError:
     message = _message(error)
-    is_rejected = error.status in (400, 403, 405, 409, 413, 415, 422) or message.startswith(UNTYPED)
+    is_rejected = error.status in (400, 403, 405, 413, 415, 422) or message.startswith(UNTYPED)
     if is_rejected:
         return RejectedError(message, status=error.status)
     return ClusterError(message, retry_after_s=_retry_after_s(error), status=error.status)

@@ -17,7 +17,8 @@ INFERENCE, ROUTES, OBJECTIVES = "inference.networking.k8s.io", "gateway.networki
 PORTS = {"ext-proc": child_metadata.EXT_PROC_PORT}
 ANSWERED_BY_GATEWAY = ("/v1/workflows", "/v1/relqueries")
 """Paths that need the HTTP port of the gateway, because some of their answers are streams of events."""
-OBJECT_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+OBJECT_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 SHEDDABLE = -1
 """`priority` of a class whose calls are shed first: pickers shed those below 0. All other classes have 0, because
 classes of a pool have no order of importance beyond that. A greater `priority` is more important there, and urgency

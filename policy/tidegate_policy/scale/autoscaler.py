@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tidegate_policy.cost import CostModel
-from tidegate_policy.scale import call_load, engine_sets, load_history, slo_headroom
+from tidegate_policy.scale import call_load, engine_sets, load_history, shortage, slo_headroom
 from tidegate_policy.scale.call_load import CallLoad
 
 HOUR_S = 3600.0
@@ -33,8 +33,8 @@ LEAST_CHANGES = 6
 """The least bound on the changes of an hour."""
 AMORTISED_S = 1800.0
 """A start costs as much as the engine costs in its start time, and is paid off in so many seconds."""
-FIRST_RETRY_S, LONGEST_RETRY_S = 600.0, 3600.0
-"""Time until a node pool without room is tried again, doubled each time."""
+LONGEST_START_S = 3600.0
+"""For so long after an increase an engine that starts counts as work, so that it serves before a pool goes to zero."""
 SLIGHT_GROWTH = 1.02
 """Growth up to this factor is not worth a word."""
 CHEAPER = 0.8
@@ -108,16 +108,6 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shortage:
-    """The cluster has no room for more engines of a node pool."""
-
-    most: int
-    until_s: float
-    retry_s: float
-    """Time of the present wait."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleState:
     """The whole memory."""
 
@@ -131,7 +121,7 @@ class ScaleState:
     began_s: float = 0.0
     """Since when the whole load is known."""
     busy_at_s: float = 0.0
-    """When a call was last seen, or may have come unseen."""
+    """When a call was last seen, or may have come unseen, or an engine started for one."""
     history: load_history.History = ()
     rates: tuple[tuple[float, CallLoad], ...] = ()
     """The present rates of the last `stabilisation_s` seconds, with their instants."""
@@ -146,7 +136,7 @@ class ScaleState:
     headroom: slo_headroom.Headroom = field(default_factory=slo_headroom.Headroom)
     changed_at_s: tuple[float, ...] = ()
     """The changes of the last hour."""
-    shortages: Mapping[str, Shortage] = field(default_factory=dict)
+    shortages: Mapping[str, shortage.Shortage] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -399,14 +389,15 @@ def _remembered(now: float, state: ScaleState, seen: Observation, settings: Scal
         history = load_history.extended(history, slice, keep_s=load_history.TREND_S + load_history.RECENT_S)
     rates = [each for each in state.rates if each[0] > now - _window_s(state, settings)]
     is_seen = seen.arrived.calls > 0 or seen.waiting.calls > 0 or seen.queued > 0 or seen.running > 0
+    is_seen = is_seen or _starts(now, state, seen.node_pools)
     ready = {each.name: each.ready for each in seen.node_pools}
     remembered = {
         name: each
         for name, each in state.shortages.items()
-        if now < each.until_s + LONGEST_RETRY_S and ready.get(name, 0) <= each.most
+        if now < each.until_s + shortage.LONGEST_RETRY_S and ready.get(name, 0) <= each.most
     }
     shortages = {
-        each.name: _shortage(
+        each.name: shortage.found(
             now, remembered.get(each.name), max(state.wanted.get(each.name, 0) - each.unschedulable, each.ready)
         )
         for each in seen.node_pools
@@ -422,11 +413,13 @@ def _remembered(now: float, state: ScaleState, seen: Observation, settings: Scal
     )
 
 
-def _shortage(now: float, before: Shortage | None, most: int) -> Shortage:
-    if before is not None and now < before.until_s:
-        return before  # the pods of the engines that are not wanted any more may still exist
-    retry_s = FIRST_RETRY_S if before is None else min(2 * before.retry_s, LONGEST_RETRY_S)
-    return Shortage(most=most, until_s=now + retry_s, retry_s=retry_s)
+def _starts(now: float, state: ScaleState, node_pools: Sequence[NodePool]) -> bool:
+    """Whether an engine that the last increase wanted has not served yet, and has room."""
+    return (
+        state.is_increase
+        and now - state.since_s < LONGEST_START_S
+        and any(each.ready < state.wanted.get(each.name, 0) and not each.unschedulable for each in node_pools)
+    )
 
 
 def _bounded(now: float, node_pool: NodePool, state: ScaleState) -> NodePool:
