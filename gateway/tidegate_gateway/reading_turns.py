@@ -25,6 +25,7 @@ class ReadingTurns:
     def __init__(self) -> None:
         self._line: turn_line.TurnLine[Callable[[], None]] = turn_line.TurnLine()
         self._small: turn_line.TurnLine[Callable[[], None]] = turn_line.TurnLine()
+        self._resting: dict[Callable[[], None], asyncio.TimerHandle] = {}
         self._scheduled = False
         self.spent_s = 0.0
         """In this turn of the event loop."""
@@ -56,8 +57,15 @@ class ReadingTurns:
         """The time of this turn of the event loop is spent."""
         return self.spent_s > STEP_S
 
-    def join(self, resume: Callable[[], None], address: str = "", *, is_small: bool = False) -> None:
-        """`resume` is called when it is the turn of a connection from this address to read on."""
+    def join(
+        self, resume: Callable[[], None], address: str = "", *, is_small: bool = False, after_s: float = 0.0
+    ) -> None:
+        """`resume` is called when it is the turn of a connection from this address to read on. The connection joins a line
+        `after_s` seconds from now."""
+        if after_s > 0.0:
+            loop = asyncio.get_running_loop()
+            self._resting[resume] = loop.call_later(after_s, self._rested, resume, address, is_small)
+            return
         (self._small if is_small else self._line).add(address, resume)
         self._schedule()
 
@@ -65,10 +73,16 @@ class ReadingTurns:
         """The connection is lost. Its place would be one of the few of a turn, and would keep what the connection has."""
         self._line.remove(resume)
         self._small.remove(resume)
+        if rest := self._resting.pop(resume, None):
+            rest.cancel()
 
     def __len__(self) -> int:
         """The connections that wait for their turn."""
         return len(self._line) + len(self._small)
+
+    def _rested(self, resume: Callable[[], None], address: str, is_small: bool) -> None:
+        del self._resting[resume]
+        self.join(resume, address, is_small=is_small)
 
     def _begin(self) -> None:
         self.spent_s = 0.0

@@ -48,7 +48,7 @@ class TurnLine(Generic[T]):
 
     def shorten(self, name: str) -> T:
         """The newest item of this name, or of the name with the longest line if this one's is shorter than the mean. It
-        waits no longer. Takes as long as there are names in the second case. Raises `KeyError` if none waits under this name."""
+        waits no longer. The second case takes time for each name. Raises `KeyError` if none waits under this name."""
         line = self._lines[name]
         if len(line) * len(self._lines) < len(self._name_of):
             line = max(self._lines.values(), key=len)

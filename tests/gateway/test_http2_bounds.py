@@ -13,7 +13,6 @@ from tidegate_gateway import reading_turns
 from tidegate_gateway.edge import frame_allowance, http2_connection, http2_frames, http2_heads, unread_answers
 
 FLOODS = [
-    "resets",
     "pings",
     "settings",
     "answers to pings",
@@ -51,8 +50,6 @@ async def test_a_flood_of_frames_that_bring_no_call_ends_the_connection(kind: st
         if transport.is_closing():
             break
         match kind:
-            case "resets":
-                sent = http2_peer.opened(number) + frame(http2_frames.RST_STREAM, 0, number, bytes(4))
             case "pings":
                 sent = frame(http2_frames.PING, 0, 0, bytes(8))
             case "settings":
@@ -151,6 +148,36 @@ async def test_a_peer_whose_windows_hold_back_too_much_is_cut_off() -> None:
     assert transport.aborted
     made.connection_lost(None)
     assert made.server.unread.bytes == 0
+
+
+async def test_a_peer_that_gives_up_many_calls_is_read_more_slowly_and_its_other_calls_go_on() -> None:
+    made, transport = http2_peer.connection()
+    made.data_received(http2_frames.PREFACE + http2_peer.opened(1))
+    free, frame = round(frame_allowance.GIVEN_UP * frame_allowance.FIRST), http2_frames.frame
+    calls = 2 * free
+    numbers = range(3, 3 + 2 * calls, 2)
+    given_up = [http2_peer.opened(each) + frame(http2_frames.RST_STREAM, 0, each, bytes(4)) for each in numbers]
+    made.data_received(b"".join(given_up))
+    seen = len(http2_peer.ECHOES)
+    assert free <= seen < calls, "the others have not been read yet"
+    began_s = asyncio.get_running_loop().time()
+    while len(http2_peer.ECHOES) < 1 + calls:
+        await asyncio.sleep(0.01)
+    took_s = asyncio.get_running_loop().time() - began_s
+    assert took_s > 0.8 * (calls - seen) / (frame_allowance.GIVEN_UP * frame_allowance.PER_S)
+    made.data_received(frame(http2_frames.DATA, 0, 1, b"\0\0\0\0\1x"))
+    assert transport.written.endswith(b"\0\0\0\0\1x")
+    assert not transport.is_closing()
+
+
+async def test_a_client_that_opens_the_windows_of_its_calls_before_there_are_data_sends_no_flood() -> None:
+    made, transport = http2_peer.connection(streams=1000)
+    made.data_received(http2_frames.PREFACE)
+    for number in range(1, 8 * frame_allowance.FIRST, 2):
+        more = http2_frames.frame(http2_frames.WINDOW_UPDATE, 0, number, (5).to_bytes(4))
+        made.data_received(http2_peer.opened(number) + more)
+        made.data_received(http2_frames.frame(http2_frames.WINDOW_UPDATE, 0, 0, (5).to_bytes(4)))
+    assert not transport.is_closing()
 
 
 async def test_streams_that_are_reset_after_their_answer_are_no_flood() -> None:

@@ -51,25 +51,25 @@ class Connection(asyncio.Protocol):
         self._streams: dict[int, http2_stream.Stream] = {}
         self._transport: asyncio.Transport | None = None
         self._data = b""
-        self._began = False
         self._heads = http2_heads.HeadDecoder()
         self._stream_window = FIRST_WINDOW_BYTES
-        self._unread = 0
         self._last = 0
         """The last stream of the peer."""
         self._full_at_s: float | None = None
         """Since when the kernel does not take what was written."""
-        self._unsent_bytes = 0
-        """Of all streams, beyond the windows of the peer."""
-        self._is_greeted = self._is_asked = self._has_left = False
+        self._unread = self._unsent_bytes = 0
+        """Of all streams: what arrived and is not acknowledged, and what is beyond the windows of the peer."""
+        self._began = self._is_greeted = self._is_asked = self._has_left = self._in_line = False
         self._more = False
         """Whole frames have arrived that wait for the connection's turn."""
-        self._in_line = False
         self._gathered: list[bytes] | None = None
         """What is to be sent once the frames at hand have been read, in one piece."""
         self._waiting_bytes = 0
         """Of `_data`: what came when the time of a turn of the event loop was spent."""
         self._allowance = frame_allowance.FrameAllowance()
+        self._given_up = frame_allowance.FrameAllowance(times=frame_allowance.GIVEN_UP)
+        self._rest_s = 0.0
+        """For so long the connection is not read, because its peer has given up many calls."""
         self._held: dict[http2_stream.Stream, None] = {}
         """Streams with bytes beyond the windows of the peer, or whose writers wait; the one that waits longest first."""
         self._heard_at_s = time.monotonic()
@@ -137,7 +137,8 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing() and not self._in_line:
             self._in_line = True
             self._transport.pause_reading()
-            self.server.turns.join(self._read_on, self.address, is_small=len(self._data) <= reading_turns.SMALL_BYTES)
+            is_small = len(self._data) <= reading_turns.SMALL_BYTES
+            self.server.turns.join(self._read_on, self.address, is_small=is_small, after_s=self._rest_s)
 
     def _read_on(self) -> None:
         self._in_line = False
@@ -312,11 +313,11 @@ class Connection(asyncio.Protocol):
                 self._data = data
                 return
             self._began, at = True, len(h2.PREFACE)
-        end, frames, self._more = len(data), 0, False
+        end, frames, self._more, self._rest_s = len(data), 0, False, 0.0
         until_s = time.monotonic() + TURN_S
         while end - at >= 9:
             frames += 1
-            if frames > TURN_FRAMES or time.monotonic() > until_s:
+            if frames > TURN_FRAMES or self._rest_s or time.monotonic() > until_s:
                 self._more = True
                 break
             high, low, kind, flags, stream = h2.FRAME.unpack_from(data, at)
@@ -342,7 +343,7 @@ class Connection(asyncio.Protocol):
                 raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, "a client pushes nothing")
             else:
                 self._allowance.spend()
-        self._data = data[at:]
+        self._data, self._more = data[at:], self._more or self._rest_s > 0.0
 
     def _on_data(self, number: int, flags: int, payload: bytes) -> None:
         size, content = len(payload), h2.unpadded(flags, payload)
@@ -420,6 +421,7 @@ class Connection(asyncio.Protocol):
         stream = http2_stream.Stream(self, number, self._stream_window, head, self.server.partial.hold())
         self._streams[number] = stream
         self.server.is_busy(self)
+        self._allowance.owe_call()
         method = self.server.methods.get(head.path)
         if method is None:
             self._allowance.spend(head.frames)
@@ -456,7 +458,7 @@ class Connection(asyncio.Protocol):
                 costly = not stream.answered and time.monotonic() - stream.opened_at_s < YOUNG_S
                 self._reset(stream)
                 if costly:
-                    self._allowance.spend(stream.head.frames)
+                    self._rest_s = self._given_up.overspend(stream.head.frames)
         else:
             self._on_window_update(number, int.from_bytes(payload) & MOST_WINDOW_BYTES)
 

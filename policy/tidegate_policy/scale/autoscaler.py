@@ -34,7 +34,7 @@ LEAST_CHANGES = 6
 AMORTISED_S = 1800.0
 """A start costs as much as the engine costs in its start time, and is paid off in so many seconds."""
 LONGEST_START_S = 3600.0
-"""For so long after an increase an engine that starts counts as work, so that it serves before a pool goes to zero."""
+"""For so long the first engine that starts counts as work, so that it serves before the pool goes to zero again."""
 SLIGHT_GROWTH = 1.02
 """Growth up to this factor is not worth a word."""
 CHEAPER = 0.8
@@ -389,7 +389,7 @@ def _remembered(now: float, state: ScaleState, seen: Observation, settings: Scal
         history = load_history.extended(history, slice, keep_s=load_history.TREND_S + load_history.RECENT_S)
     rates = [each for each in state.rates if each[0] > now - _window_s(state, settings)]
     is_seen = seen.arrived.calls > 0 or seen.waiting.calls > 0 or seen.queued > 0 or seen.running > 0
-    is_seen = is_seen or _starts(now, state, seen.node_pools)
+    is_seen = is_seen or _wakes(now, state, seen.node_pools)
     ready = {each.name: each.ready for each in seen.node_pools}
     remembered = {
         name: each
@@ -413,12 +413,13 @@ def _remembered(now: float, state: ScaleState, seen: Observation, settings: Scal
     )
 
 
-def _starts(now: float, state: ScaleState, node_pools: Sequence[NodePool]) -> bool:
-    """Whether an engine that the last increase wanted has not served yet, and has room."""
+def _wakes(now: float, state: ScaleState, node_pools: Sequence[NodePool]) -> bool:
+    """Whether the pool wakes: none of its engines is ready, and one that the last increase wanted has room."""
     return (
         state.is_increase
         and now - state.since_s < LONGEST_START_S
-        and any(each.ready < state.wanted.get(each.name, 0) and not each.unschedulable for each in node_pools)
+        and not any(each.ready for each in node_pools)
+        and any(state.wanted.get(each.name) and not each.unschedulable for each in node_pools)
     )
 
 
