@@ -170,11 +170,11 @@ UNREACHABLE = "Unreachable"
 AUTOSCALING = "Autoscaling"
 """The condition of the pool's own autoscaler."""
 UNSCHEDULABLE = "Unschedulable"
+"""Its reason while the cluster has no room for engines."""
 INVALID_SPEC = "InvalidSpec"
 SILENT = "GatewaysSilent"
 DECIDES_NOTHING = (INVALID_SPEC, SILENT)
 """With these reasons of the condition Autoscaling the number of engines stays as it is."""
-"""Its reason while the cluster has no room for engines."""
 EMBEDDED_STORE = "valkey"
 """The component of a store that the operator runs."""
 WITHOUT_PICKERS: Mapping[str, str] = MappingProxyType(
@@ -243,7 +243,7 @@ def conditions(
     """The conditions that `reconcile` states. `problems` are (reason, message) pairs of the obstacles to the spec.
     `waiting` tells for what parts wait: for their turn to change, or for the readiness of the others."""
     unsettled = [part for part in parts if not part.settled]
-    troubles = troubles_of(parts, pods)
+    troubles = [each for each in troubles_of(parts, pods) if age_s(each.since, now) >= each.usual_s]
     old = {(each.reason, each.message): each for each in troubles if age_s(each.since, now) >= TROUBLE_S}
     first = sorted(old.values(), key=lambda each: each.sentence)[:MOST_SENTENCES]
     trouble = [
