@@ -65,6 +65,37 @@ def test_a_pool_at_zero_is_available_only_if_its_autoscaler_starts_an_engine_for
     assert stated([gateway], needed=needed)["Available"] == (False, "NotServing"), "its engines do not exist"
 
 
+@pytest.mark.parametrize("before", ["ScaledToZero", "Starting", "NotStarting"])
+def test_a_pool_that_its_autoscaler_wakes_is_available_while_its_first_engine_starts(before):
+    woken = deployment(desired=1, ready=0, existing=1, updated=1)
+
+    def found(*children, pods=(), reason=before, autoscaled=True):
+        needed = needs("engine", "gateway", autoscaled=autoscaled, available=reason)
+        return stated(children, pods=pods, needed=needed)["Available"]
+
+    gateway = part("gateway")
+    assert found(woken, gateway) == (True, "Starting")
+    assert found(deployment(desired=1, ready=1), gateway) == (True, "Serving")
+    assert found(deployment(desired=0, ready=0), gateway) == (True, "ScaledToZero")
+    assert found(woken, gateway, reason="Serving") == (False, "NotServing"), "its engine was lost"
+    assert found(woken, gateway, reason="NotServing") == (False, "NotServing")
+    assert found(woken, gateway, autoscaled=False) == (False, "NotServing")
+    assert found(woken, part("gateway", ready=0)) == (False, "NotServing")
+
+    without_room = pod()
+    without_room["metadata"]["labels"] = woken["metadata"]["labels"]
+    assert found(woken, gateway, pods=[without_room]) == (False, "NotStarting")
+    other = deployment("chat-engine-b", desired=1, ready=0)
+    assert found(woken, other, gateway, pods=[without_room]) == (True, "Starting"), "the other one has room"
+    late = {"type": "Progressing", "status": "False", "message": "deadline exceeded"}
+    assert found({**woken, "status": {**woken["status"], "conditions": [late]}}, gateway) == (False, "NotStarting")
+
+
+def test_the_needs_of_a_pool_have_the_reason_why_it_was_available():
+    assert pool_status.Needs.of(body(conditions=[{"type": "Available", "reason": "Starting"}])).available == "Starting"
+    assert pool_status.Needs.of(body()).available == ""
+
+
 def test_a_pool_with_starting_engines_is_progressing_and_not_ready():
     assert stated([deployment(ready=1)])["Ready"] == (False, "Waiting")
     assert stated([deployment(ready=1)])["Progressing"] == (True, "RollingOut")
