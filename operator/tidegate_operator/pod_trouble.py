@@ -16,8 +16,8 @@ FINAL_AFTER_S = {
     "ImagePullBackOff": 60.0,
     "CreateContainerConfigError": 60.0,
 }
-"""By the reason of a container that waits: the age from which waiting longer does not help, in seconds. A registry that fails
-once, and a Secret that is applied a little later, need a moment."""
+"""By the reason of a container that waits: the age from which waiting longer does not help, in seconds. A registry that
+fails once, and a Secret that is applied a little later, need a moment."""
 MOUNTING_S = 120.0
 """Time for which a pod may wait for its volumes and its network before this counts as trouble, in seconds."""
 NOT_MOUNTED = (

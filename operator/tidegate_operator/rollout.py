@@ -295,7 +295,8 @@ class _Target:
         misfit = canary_hold.failure(self._pool, revision)
         troubles = list(_troubles(self.body, pods, revision))
         is_complete = self.settled and self.body["spec"].get("replicas")
-        if not is_complete and served and served["revision"] != revision and (why := misfit or self._why_not(troubles, now)):
+        why = misfit or self._why_not(troubles, now)
+        if not is_complete and served and served["revision"] != revision and why:
             told = {"revision": revision, "inputs": self.inputs, "why": why, **({"canary": True} if misfit else {})}
             memory[FAILED] = json.dumps(told)
             return self._with(served["template"], served["revision"], self.inputs, memory)
