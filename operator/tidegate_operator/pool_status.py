@@ -4,7 +4,8 @@ Pure. Several writers share a pool's status by server-side apply, and each state
 Available, Ready, Progressing, Degraded, CallersAuthenticated), `pool_steering` (active policy, attainment, and the last
 three conditions), `pool_scaling` and `pool_canary`. So none overwrites another.
 
-    Available     calls are served: at least one engine, one gateway and the store are ready
+    Available     calls are served: at least one engine, one gateway and the store are ready, or the autoscaler starts the
+                  first engine for the calls that wait
     Ready         every part runs as the spec asks
     Progressing   a change is being rolled out
     Degraded      a person must act: the spec cannot be built, an object was rejected, pods do not start, a revision of
@@ -170,11 +171,16 @@ UNREACHABLE = "Unreachable"
 AUTOSCALING = "Autoscaling"
 """The condition of the pool's own autoscaler."""
 UNSCHEDULABLE = "Unschedulable"
+"""Its reason while the cluster has no room for engines."""
 INVALID_SPEC = "InvalidSpec"
 SILENT = "GatewaysSilent"
 DECIDES_NOTHING = (INVALID_SPEC, SILENT)
 """With these reasons of the condition Autoscaling the number of engines stays as it is."""
-"""Its reason while the cluster has no room for engines."""
+AVAILABLE = "Available"
+AT_ZERO = "ScaledToZero"
+STARTING, NOT_STARTING = "Starting", "NotStarting"
+FROM_ZERO = (AT_ZERO, STARTING, NOT_STARTING)
+"""Reasons of the condition Available of a pool that has had no engine since the autoscaler stopped its last one."""
 EMBEDDED_STORE = "valkey"
 """The component of a store that the operator runs."""
 WITHOUT_PICKERS: Mapping[str, str] = MappingProxyType(
@@ -209,6 +215,8 @@ class Needs:
     """The condition StoreReachable as it stands in the status; empty without one."""
     autoscaling: str = ""
     """The reason of the condition Autoscaling as it stands in the status; empty without one."""
+    available: str = ""
+    """The reason of the condition Available as it stands in the status; empty without one."""
     failure_mode: str | None = None
     """FailOpen or FailClose where a Gateway of the cluster sends calls to the pool (`gateway.api`), else None."""
 
@@ -223,6 +231,7 @@ class Needs:
             autoscaled=any(item.get("scaledBy") == "autoscaler" for item in spec["nodePools"]),
             store=stated.get(STORE, {}),
             autoscaling=stated.get(AUTOSCALING, {}).get("reason", ""),
+            available=stated.get(AVAILABLE, {}).get("reason", ""),
             failure_mode=spec.get("gateway", {}).get("api", {}).get("failureMode"),
         )
 
@@ -242,8 +251,9 @@ def conditions(
 ) -> list[Condition]:
     """The conditions that `reconcile` states. `problems` are (reason, message) pairs of the obstacles to the spec.
     `waiting` tells for what parts wait: for their turn to change, or for the readiness of the others."""
+    every_pod = list(pods)
     unsettled = [part for part in parts if not part.settled]
-    troubles = troubles_of(parts, pods)
+    troubles = [each for each in troubles_of(parts, every_pod) if age_s(each.since, now) >= each.usual_s]
     old = {(each.reason, each.message): each for each in troubles if age_s(each.since, now) >= TROUBLE_S}
     first = sorted(old.values(), key=lambda each: each.sentence)[:MOST_SENTENCES]
     trouble = [
@@ -267,7 +277,7 @@ def conditions(
     else:
         ready = Condition(type="Ready", status=True, reason="Ready", message="Every part runs as the spec asks.")
     return [
-        _availability(parts, needs),
+        _availability(parts, every_pod, needs, now),
         ready,
         Condition(type="Progressing", status=True, reason="RollingOut", message=progress)
         if unsettled or waiting
@@ -278,29 +288,42 @@ def conditions(
     ]
 
 
-def _availability(parts: Sequence[Workload], needs: Needs) -> Condition:
+def _may_serve(part: Workload, pods: Iterable[Json], now: datetime.datetime) -> bool:
+    """Whether engines of a node pool start, and nothing is known that keeps them from it."""
+    own = [pod for pod in pods if _workload_of(pod) == (part.component, part.node_pool)]
+    ages_s = ((age_s(each.since, now), each.usual_s) for each in troubles_of([part], own))
+    return bool(part.desired) and not part.stuck and not any(age >= max(usual, TROUBLE_S) for age, usual in ages_s)
+
+
+def _availability(parts: Sequence[Workload], pods: Sequence[Json], needs: Needs, now: datetime.datetime) -> Condition:
     missing = [name for name in needs.components if not any(part.ready for part in parts if part.component == name)]
     engines = [part for part in parts if part.node_pool]
     if not parts:
-        return Condition(type="Available", status=False, reason="NothingRuns", message="No part of the pool exists.")
+        return Condition(type=AVAILABLE, status=False, reason="NothingRuns", message="No part of the pool exists.")
     if needs.autoscaled and missing == ["engine"] and engines and not any(part.desired for part in engines):
         if needs.autoscaling in DECIDES_NOTHING:
             message = f"No engine runs, and none starts while the condition Autoscaling is {needs.autoscaling}."
-            return Condition(type="Available", status=False, reason="NotServing", message=message)
+            return Condition(type=AVAILABLE, status=False, reason="NotServing", message=message)
         message = "No engine runs. The first call starts one, and waits for it."
         if needs.autoscaling == UNSCHEDULABLE:
             message += (
                 " The cluster had no room for further engines, as Autoscaling says, so the call may wait in vain."
             )
-        return Condition(type="Available", status=True, reason="ScaledToZero", message=message)
+        return Condition(type=AVAILABLE, status=True, reason=AT_ZERO, message=message)
+    if needs.autoscaled and missing == ["engine"] and engines and needs.available in FROM_ZERO:
+        if any(_may_serve(part, pods, now) for part in engines):
+            message = "The first engine starts. Calls wait for it."
+            return Condition(type=AVAILABLE, status=True, reason=STARTING, message=message)
+        message = "No engine is ready, and the first one does not start, as Progressing and Degraded say."
+        return Condition(type=AVAILABLE, status=False, reason=NOT_STARTING, message=message)
     if missing:
         sentences = [f"No {' and '.join(missing)} is ready."]
         if "gateway" in missing and needs.failure_mode is not None:
             sentences += [WITHOUT_PICKERS[needs.failure_mode], LOOK_AT_GATEWAYS]
-        return Condition(type="Available", status=False, reason="NotServing", message=" ".join(sentences))
+        return Condition(type=AVAILABLE, status=False, reason="NotServing", message=" ".join(sentences))
     if needs.store.get("reason") == UNREACHABLE:
-        return Condition(type="Available", status=False, reason="NotServing", message=needs.store["message"])
-    return Condition(type="Available", status=True, reason="Serving", message="Engines, gateways and the store serve.")
+        return Condition(type=AVAILABLE, status=False, reason="NotServing", message=needs.store["message"])
+    return Condition(type=AVAILABLE, status=True, reason="Serving", message="Engines, gateways and the store serve.")
 
 
 def authentication(body: Json, *, valid: bool) -> Condition:

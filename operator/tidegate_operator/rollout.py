@@ -295,7 +295,8 @@ class _Target:
         misfit = canary_hold.failure(self._pool, revision)
         troubles = list(_troubles(self.body, pods, revision))
         is_complete = self.settled and self.body["spec"].get("replicas")
-        if not is_complete and served and served["revision"] != revision and (why := misfit or self._why_not(troubles)):
+        why = misfit or self._why_not(troubles, now)
+        if not is_complete and served and served["revision"] != revision and why:
             told = {"revision": revision, "inputs": self.inputs, "why": why, **({"canary": True} if misfit else {})}
             memory[FAILED] = json.dumps(told)
             return self._with(served["template"], served["revision"], self.inputs, memory)
@@ -344,9 +345,9 @@ class _Target:
             return engine_room.WAITS.format(self._patience_s)
         return canary_hold.sentence(self._pool, notes[REVISION])
 
-    def _why_not(self, troubles: Sequence[pod_trouble.PodTrouble]) -> str | None:
+    def _why_not(self, troubles: Sequence[pod_trouble.PodTrouble], now: datetime.datetime) -> str | None:
         """Why the pods of the revision will not serve; None while they may."""
-        final = [trouble for trouble in troubles if trouble.is_final]
+        final = [each for each in troubles if pool_status.age_s(each.since, now) >= each.final_after_s]
         if final:
             return final[0].sentence
         # Where a quota has no room for one more engine, an old one stops first (`kept`), so that is no failure yet.

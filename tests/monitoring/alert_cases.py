@@ -124,6 +124,15 @@ def _acting(*operators: str) -> dict[str, str]:
     return gateways | {f'{active}"{index}"}}': values for index, values in enumerate(operators)}
 
 
+def _awake(desired: str, up: str) -> dict[str, str]:
+    """A pool with one gateway, the number of engines that the operator wants, and whether its engine takes calls."""
+    return (
+        _one("tidegate_policy_info", "1x100", ',policy="edf"')
+        | _one("tidegate_operator_engines_desired", desired, ',node_pool="a"')
+        | _one("tidegate_engine_up", up, ',engine="a"')
+    )
+
+
 def _fault_cases(alert: str, counter: str, label: str, value: str) -> Iterator[Case]:
     """The series of a counter of faults begins with the first fault. `_xN` is N minutes without it, and `stale` ends it."""
     labels = {**IN_POOL, label: value}
@@ -207,6 +216,12 @@ CASES = (
         labels=IN_POOL,
     ),
     Case(
+        alert="TidegateSaturated",
+        fires=_one("tidegate_shed_total", "0+1x100", ',reason="saturated"'),  # no call was ever admitted
+        silent=(_one("tidegate_shed_total", "0+1x100", ',reason="tenant-limit"'),),
+        labels=IN_POOL,
+    ),
+    Case(
         alert="TidegateQueueOld",
         fires=_one("tidegate_queue_oldest_seconds", "45x100", ',class="chat"') | _calls("0+8x100", "0+2x100"),
         silent=(
@@ -225,6 +240,17 @@ CASES = (
             | _one("tidegate_operator_engines_desired", "0x100", ',node_pool="a"'),  # scaled to zero
         ),
         labels=IN_POOL,
+    ),
+    *(
+        Case(alert="TidegateNoEngines", fires=fires, silent=(silent,), labels=IN_POOL)
+        for fires, silent in (
+            # The engine of a woken pool does not start for 40 minutes; for 15.
+            (_awake("0x50 1x50", "_x100"), _awake("0x75 1x25", "_x100")),
+            # It served and was lost, soon after it started; it served before the pool went to zero.
+            (_awake("0x70 1x30", "_x75 1x5 0x20"), _awake("1x70 0x10 1x20", "1x70 _x30")),
+            # It was lost in a pool that has always had one; it waits for its weights, as one that is not up.
+            (_awake("1x100", "1x80 0x20"), _awake("0x75 1x25", "_x80 0x20")),
+        )
     ),
     Case(
         alert="TidegateEngineDown",

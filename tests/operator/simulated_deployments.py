@@ -97,14 +97,14 @@ class Simulated:
             if spec.get("paused"):
                 continue
             if not pods:
-                pods += [{"template": template, "placed": True, "held": False} for _ in range(wanted)]
+                pods += [self.made(template, placed=True) for _ in range(wanted)]
             elif idle:
                 self.stop(name, idle[0])
             elif old and sum(map(self.available, pods)) > wanted - rules["maxUnavailable"]:
                 self.stop(name, old[0])
             elif len(pods) - len(old) < wanted and len(pods) < wanted + rules["maxSurge"]:
                 if len(pods) < self.quota:
-                    pods.append({"template": template, "placed": False, "held": False})
+                    pods.append(self.made(template, placed=False))
                     self.rejected.discard(name)
                 else:
                     self.rejected.add(name)
@@ -113,6 +113,10 @@ class Simulated:
                     pod["held"] = bool(spec.get("minReadySeconds"))
                 has_room = sum(other["placed"] for other in [*pods, *self.leaving[name]]) < wanted + self.spare
                 pod["placed"] = pod["placed"] or (has_room and self.holds(pod["template"]["spec"]))
+
+    def made(self, template, *, placed):
+        created = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        return {"template": template, "placed": placed, "held": False, "created": created}
 
     def holds(self, spec):
         """Whether an empty node takes the pod."""
@@ -176,7 +180,7 @@ class Simulated:
                 notes = pod["template"]["metadata"].get("annotations", {})
                 labels = self.stated[name]["metadata"]["labels"]
                 spec = pod["template"]["spec"] | ({"nodeName": "node"} if pod["placed"] else {})
-                metadata = {"name": name, "annotations": notes, "labels": labels}
+                metadata = {"name": name, "annotations": notes, "labels": labels, "creationTimestamp": pod["created"]}
                 if "until" in pod:
                     metadata["deletionTimestamp"] = pod["until"].strftime("%Y-%m-%dT%H:%M:%SZ")
                 found.append({"metadata": metadata, "spec": spec, "status": status})

@@ -213,3 +213,22 @@ def test_the_pod_of_helm_test_checks_the_operator_with_its_own_account(helm):
     assert test["command"] == ["tidegate", "operator", "--check"]
     assert set(test["args"]) <= set(operator["containers"][0]["args"])
     assert {"--namespace=a", "--namespace=b", "--lease=tidegate"} <= set(test["args"])
+
+
+@pytest.mark.parametrize("name", ["1234", "on"])
+def test_names_that_yaml_reads_as_numbers_or_booleans_are_rendered_as_texts(helm, name):
+    fields = ("serviceAccount.name", "priorityClassName", "monitoring.prometheus.namespace", "namespaces.names[0]")
+    values = ("monitoring.prometheus.podLabels.app=prometheus", "monitoring.scrape=podMonitors")
+    manifests = helm.rendered(name, *values, strings=[f"{field}={name}" for field in fields])
+    assert {item["metadata"].get("namespace", name) for item in manifests} == {name}
+    assert [item["metadata"]["name"] for item in of_kind(manifests, "ServiceAccount")] == [name]
+    subjects = [each for item in of_kind(manifests, "RoleBinding") for each in item["subjects"]]
+    assert subjects == [{"kind": "ServiceAccount", "name": name, "namespace": name}] * 2
+    pods = [item["spec"]["template"]["spec"] for item in of_kind(manifests, "Deployment")]
+    pods += [item["spec"] for item in of_kind(manifests, "Pod")]
+    assert [(pod["serviceAccountName"], pod["priorityClassName"]) for pod in pods] == [(name, name)] * 2
+    (policy,) = of_kind(manifests, "NetworkPolicy")
+    (source,) = policy["spec"]["ingress"][1]["from"]
+    assert source["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": name}}
+    monitors = [item["spec"]["namespaceSelector"] for item in of_kind(manifests, "PodMonitor")]
+    assert monitors == [{"matchNames": [name]}] * 3

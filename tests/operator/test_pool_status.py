@@ -1,4 +1,5 @@
 import datetime
+import math
 
 import pytest
 import yaml
@@ -62,6 +63,37 @@ def test_a_pool_at_zero_is_available_only_if_its_autoscaler_starts_an_engine_for
     gateway = part("gateway")
     needed = needs("engine", "gateway", autoscaled=True)
     assert stated([gateway], needed=needed)["Available"] == (False, "NotServing"), "its engines do not exist"
+
+
+@pytest.mark.parametrize("before", ["ScaledToZero", "Starting", "NotStarting"])
+def test_a_pool_that_its_autoscaler_wakes_is_available_while_its_first_engine_starts(before):
+    woken = deployment(desired=1, ready=0, existing=1, updated=1)
+
+    def found(*children, pods=(), reason=before, autoscaled=True):
+        needed = needs("engine", "gateway", autoscaled=autoscaled, available=reason)
+        return stated(children, pods=pods, needed=needed)["Available"]
+
+    gateway = part("gateway")
+    assert found(woken, gateway) == (True, "Starting")
+    assert found(deployment(desired=1, ready=1), gateway) == (True, "Serving")
+    assert found(deployment(desired=0, ready=0), gateway) == (True, "ScaledToZero")
+    assert found(woken, gateway, reason="Serving") == (False, "NotServing"), "its engine was lost"
+    assert found(woken, gateway, reason="NotServing") == (False, "NotServing")
+    assert found(woken, gateway, autoscaled=False) == (False, "NotServing")
+    assert found(woken, part("gateway", ready=0)) == (False, "NotServing")
+
+    without_room = pod()
+    without_room["metadata"]["labels"] = woken["metadata"]["labels"]
+    assert found(woken, gateway, pods=[without_room]) == (False, "NotStarting")
+    other = deployment("chat-engine-b", desired=1, ready=0)
+    assert found(woken, other, gateway, pods=[without_room]) == (True, "Starting"), "the other one has room"
+    late = {"type": "Progressing", "status": "False", "message": "deadline exceeded"}
+    assert found({**woken, "status": {**woken["status"], "conditions": [late]}}, gateway) == (False, "NotStarting")
+
+
+def test_the_needs_of_a_pool_have_the_reason_why_it_was_available():
+    assert pool_status.Needs.of(body(conditions=[{"type": "Available", "reason": "Starting"}])).available == "Starting"
+    assert pool_status.Needs.of(body()).available == ""
 
 
 def test_a_pool_with_starting_engines_is_progressing_and_not_ready():
@@ -209,26 +241,73 @@ def test_the_schedulers_sentence_is_the_pools_sentence():
 
 
 @pytest.mark.parametrize(
-    ("status", "sentence", "final"),
+    ("status", "sentence", "final_after_s"),
     [
-        (waiting("ImagePullBackOff", "not found"), "x: ImagePullBackOff: not found", True),
+        (waiting("ImagePullBackOff", "not found"), "x: ImagePullBackOff: not found", 60),
+        (waiting("CreateContainerConfigError", "no such secret"), "x: CreateContainerConfigError: no such secret", 60),
+        (waiting("InvalidImageName", "no name"), "x: InvalidImageName: no name", 0),
         (
             waiting("CrashLoopBackOff", "back-off 10s", restarts=1, reason="Error", exitCode=1),
             "x: CrashLoopBackOff: back-off 10s; Error exit code 1",
-            False,
+            math.inf,
         ),
         (
             waiting("CrashLoopBackOff", restarts=5, reason="OOMKilled", exitCode=137),
             "x: CrashLoopBackOff: OOMKilled exit code 137",
-            True,
+            0,
         ),
-        ({"phase": "Failed", "reason": "Evicted", "message": "low on disk"}, "x: Evicted: low on disk", False),
+        ({"phase": "Failed", "reason": "Evicted", "message": "low on disk"}, "x: Evicted: low on disk", math.inf),
     ],
 )
-def test_the_kubelets_sentence_tells_why_a_pod_does_not_run(status, sentence, final):
+def test_the_kubelets_sentence_tells_why_a_pod_does_not_run(status, sentence, final_after_s):
     found = pod_trouble.of(pod("x", **status))
     assert found is not None
-    assert (found.sentence, found.is_final) == (sentence, final)
+    assert (found.sentence, found.final_after_s) == (sentence, final_after_s)
+
+
+def step(name, status, since):
+    return {"type": name, "status": status, "lastTransitionTime": since}
+
+
+def test_a_container_waits_since_the_step_before_it_in_the_start_of_its_pod():
+    late, early = "2026-01-02T03:03:30Z", "2026-01-02T03:03:05Z"
+    steps = [step("PodReadyToStartContainers", "True", early), step("Initialized", "True", late)]
+    assert pod_trouble.of(pod(**waiting("ImagePullBackOff"), conditions=steps)).since == late
+    steps = [step("PodReadyToStartContainers", "True", early), step("Initialized", "False", late)]
+    assert pod_trouble.of(pod(**waiting("ImagePullBackOff"), conditions=steps)).since == early
+    assert pod_trouble.of(pod(**waiting("ImagePullBackOff"))).since == "2026-01-02T03:03:00Z", "it was created then"
+
+
+def test_one_crash_of_an_old_pod_is_usual_for_a_while():
+    def degraded(ended_at, **more):
+        ended = {"reason": "OOMKilled", "exitCode": 137, "finishedAt": ended_at}
+        crashed = pod(since="2025-12-30T00:00:00Z", **waiting("CrashLoopBackOff", **more, **ended))
+        return stated([deployment(ready=1)], pods=[crashed])["Degraded"]
+
+    assert degraded("2026-01-02T03:04:00Z") == (False, "AsExpected")
+    assert degraded("2026-01-02T03:03:50Z") == (True, "PodsNotStarting")
+    often = {"restarts": pod_trouble.CRASHES}
+    assert degraded("2026-01-02T03:04:00Z", **often) == (True, "PodsNotStarting"), "it crashes again and again"
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "since", "is_told"),
+    [
+        ("False", "2026-01-02T03:02:00Z", True),
+        ("False", "2026-01-02T03:03:00Z", False),
+        ("True", "2026-01-02T03:02:00Z", False),  # an image is pulled, or an init container downloads
+    ],
+)
+def test_volumes_that_cannot_be_mounted_are_told_after_two_minutes(sandbox, since, is_told):
+    conditions = [step("PodScheduled", "True", since), step("PodReadyToStartContainers", sandbox, since)]
+    creating = pod(**waiting("ContainerCreating"), conditions=conditions)
+    parts = pool_status.workloads([deployment(ready=1)])
+    found = {item.type: item for item in pool_status.conditions(parts, [], [creating], needs=needs(), now=NOW)}
+    sentence = "chat-engine-a-x: ContainerCreating: its volumes or network are not ready"
+    assert (found["Degraded"].status, sentence in found["Degraded"].message) == (is_told, is_told)
+    assert (sentence in found["Progressing"].message) == is_told
+    trouble = pod_trouble.of(creating)
+    assert trouble is None or trouble.final_after_s == math.inf
 
 
 def test_a_pod_that_failed_is_no_trouble_of_a_workload_that_has_all_it_wants():

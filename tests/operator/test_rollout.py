@@ -195,6 +195,18 @@ def test_an_edit_whose_weights_cannot_be_downloaded_is_taken_back_and_no_engine_
     assert set(least.values()) == {2}
 
 
+def test_a_secret_that_is_applied_a_moment_after_the_edit_costs_no_edit():
+    cluster = started()
+    waits = {"reason": "CreateContainerConfigError", "message": "secret not found"}
+    cluster.broken, cluster.failure = {"v2"}, {"containerStatuses": [{"state": {"waiting": waits}}]}
+    found, _, _ = run(cluster, pool(image="v2"), rounds=3)
+    assert not found.problems
+    cluster.broken.clear()
+    found, least, settled = run(cluster, pool(image="v2"))
+    assert settled
+    assert (cluster.images(), found.problems, set(least.values())) == ({"v2"}, (), {2})
+
+
 def test_after_a_failed_edit_a_good_one_goes_on():
     cluster = started()
     cluster.broken = {"bad"}

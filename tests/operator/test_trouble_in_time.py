@@ -3,16 +3,19 @@
 import asyncio
 import contextlib
 import datetime
+import re
 
 import pytest
 
-from tidegate_operator import controller, objects
+from tidegate_operator import controller, objects, pod_trouble
 from tidegate_operator.cluster import watch_cache
 
 from . import conftest, test_controller, test_render
 
 START = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 GOAL_S = 30.0
+MOUNTED_IN_S = pod_trouble.MOUNTING_S + 10.0
+"""The same for a pod whose volumes are not ready, which is usual for a while."""
 CALM_S = 1000.0
 """Time before the trouble."""
 RULES = conftest.RULES
@@ -54,7 +57,7 @@ class InMemory:
         found = {item["type"]: item for item in body["conditions"]}
         if found["Degraded"]["status"] == "True" and self.degraded_at_s is None:
             self.degraded_at_s = asyncio.get_running_loop().time()
-            assert "the sentence" in found["Degraded"]["message"]
+            assert re.search("the sentence|its volumes or network are not ready", found["Degraded"]["message"])
         self.body = {**self.body, "status": body}
         return self.body
 
@@ -71,11 +74,14 @@ UNSCHEDULABLE = {
     "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "the sentence",
     "lastTransitionTime": instant(CALM_S),
 }  # fmt: skip
+UNMOUNTED = {"type": "PodReadyToStartContainers", "status": "False", "lastTransitionTime": instant(CALM_S)}
+NOT_MOUNTED = "its volumes are not ready"
 TROUBLES = {
     "no node takes it": {"conditions": [UNSCHEDULABLE]},
     "its image cannot be pulled": waiting("ImagePullBackOff"),
     "it crashes": waiting("CrashLoopBackOff"),
     "it was evicted": {"phase": "Failed", "reason": "Evicted", "message": "the sentence"},
+    NOT_MOUNTED: {**waiting("ContainerCreating"), "conditions": [UNMOUNTED]},
 }
 
 
@@ -86,7 +92,8 @@ def pod(status):
 
 
 @pytest.mark.parametrize("what", TROUBLES)
-def test_the_trouble_of_a_pod_is_told_within_thirty_seconds(in_virtual_time, figure, what):
+def test_the_trouble_of_a_pod_is_told_in_time(in_virtual_time, figure, what):
+    goal_s = MOUNTED_IN_S if what == NOT_MOUNTED else GOAL_S
     body = test_render.body(replicas=4)
     body["metadata"]["annotations"] = {"tidegate.dev/operator": RULES.operator}
     api, cache = InMemory(body), watch_cache.WatchCache()
@@ -118,5 +125,5 @@ def test_the_trouble_of_a_pod_is_told_within_thirty_seconds(in_virtual_time, fig
     assert api.degraded_at_s is not None
     took_s = api.degraded_at_s - CALM_S
     name = f"a pod of which {what}: Degraded after, s of the operator's clock"
-    figure(name, f"{took_s:.1f}", goal=f"{GOAL_S:g}", met=0 <= took_s <= GOAL_S)
-    assert 0 <= took_s <= GOAL_S
+    figure(name, f"{took_s:.1f}", goal=f"{goal_s:g}", met=0 <= took_s <= goal_s)
+    assert 0 <= took_s <= goal_s

@@ -279,9 +279,9 @@ def test_a_failed_download_is_a_condition_with_its_sentence():
 def test_an_edit_is_taken_back_at_once_only_when_another_attempt_cannot_help(reason):
     terminated = {"exitCode": 1, "message": f"{reason}: do this"}
     trouble = pod_trouble.of(engine_pod("pod", {**CRASHED, "lastState": {"terminated": terminated}}))
-    assert trouble.is_final == (reason in weight_report.LASTING)
+    assert (trouble.final_after_s == 0) == (reason in weight_report.LASTING)
     often = {**CRASHED, "restartCount": pod_trouble.CRASHES, "lastState": {"terminated": terminated}}
-    assert pod_trouble.of(engine_pod("pod", often)).is_final
+    assert pod_trouble.of(engine_pod("pod", often)).final_after_s == 0
 
 
 def test_a_termination_message_of_another_program_is_no_reason():

@@ -12,6 +12,8 @@ FULL = "saturated|ttl-expired|evicted|deadline-unreachable"
 """Reasons of shed calls that more engines, or fewer calls, would remedy."""
 LONG_WAIT_S = 30
 DAYS_LEFT = 14
+START_MIN = 30
+"""Time for which the engines of a pool that had none may start."""
 SWITCHES = 4
 BEHIND_S = 60
 
@@ -29,6 +31,16 @@ def _changed(counter: str) -> str:
     return f"(increase({counter}[15m]) > 0 or ({now} unless {now} == {before}))"
 
 
+def _latest(condition: str) -> str:
+    """When `condition`, an expression with the labels of pools, last held within the time of a start, by pool."""
+    return f"max_over_time(timestamp({condition})[{START_MIN}m:1m])"
+
+
+TAKES_CALLS = "count by (namespace, pool) (tidegate_engine_up == 1)"
+WITH_ENGINE = _latest(TAKES_CALLS)
+AT_ZERO = _latest("sum by (namespace, pool) (tidegate_operator_engines_desired) == 0")
+
+
 def groups() -> tuple[rule_model.Group, ...]:
     return (
         rule_model.Group(name="tidegate-pools", rules=POOLS),
@@ -40,8 +52,10 @@ def groups() -> tuple[rule_model.Group, ...]:
 POOLS = (
     rule_model.Alert(
         name="TidegateSaturated",
+        # Of a pool that has admitted no call yet there is no series of requests.
         expr=f'sum by (namespace, pool) (rate(tidegate_shed_total{{reason=~"{FULL}"}}[10m]))'
-        " / (sum by (namespace, pool) (rate(tidegate_requests_total[10m]))"
+        " / ((sum by (namespace, pool) (rate(tidegate_requests_total[10m]))"
+        " or 0 * sum by (namespace, pool) (rate(tidegate_shed_total[10m])))"
         " + sum by (namespace, pool) (rate(tidegate_shed_total[10m]))) > 0.05",
         severity="warning",
         lasts="5m",
@@ -61,8 +75,8 @@ POOLS = (
     rule_model.Alert(
         name="TidegateNoEngines",
         expr="count by (namespace, pool) (tidegate_policy_info)"
-        " unless count by (namespace, pool) (tidegate_engine_up == 1)"
-        " unless sum by (namespace, pool) (tidegate_operator_engines_desired) == 0",
+        f" unless {TAKES_CALLS}"
+        f" unless ({AT_ZERO} unless {AT_ZERO} < {WITH_ENGINE})",
         severity="critical",
         lasts="2m",
         summary="No engine takes calls.",

@@ -4,7 +4,7 @@
 
 {{- define "tidegate.selector" -}}
 app.kubernetes.io/name: tidegate-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "tidegate.labels" -}}
