@@ -25,9 +25,11 @@ def of_decision(
     trouble: pool_status.Condition | None = None,
 ) -> dict[str, Any]:
     """The part of the status, always complete, as server-side apply requires. `bounds` are those of the decision. `taken`:
-    by node pool, the other autoscaler that scales it. `trouble` is the condition of a pool that cannot be scaled."""
+    by node pool, the other autoscaler that scales it. `trouble` is the condition of a pool that cannot be scaled; it says nothing where
+    others scale all node pools."""
+    decides = any(each.autoscaled and each.name not in taken for each in pool.node_pools)
     condition = (
-        trouble
+        (trouble if decides else None)
         or _conflict(taken)
         or pool_status.Condition(type=CONDITION, status=True, reason="Scaling", message=state.reason)
     )

@@ -77,7 +77,9 @@ def weight_bytes(config: Mapping[str, Any]) -> float:
 
 def _parameters(config: Mapping[str, Any], layers: int, hidden: int, attention: int) -> float:
     """`attention` is the width of all projections of a layer together."""
-    kind = str(config.get("model_type"))
+    if "model_type" not in config:
+        raise UnknownSize("the file has no model_type, so it may be no model's config.json: give --parameters")
+    kind = str(config["model_type"])
     if kind not in GATED:
         raise UnknownSize(f"the parameters of a model of type {kind!r} are not counted here: give --parameters")
     inner, vocabulary = _count(config, ("intermediate_size",)), _count(config, ("vocab_size",))

@@ -103,7 +103,7 @@ DURATION = "write a duration with a unit"
 BAD_EDITS = {
     "min above max": (node_pool(replicas=3, minReplicas=3, maxReplicas=2), "replicas is more than maxReplicas: lower it"),
     "replicas above max": (node_pool(replicas=3, maxReplicas=2), "replicas is more than maxReplicas: lower it"),
-    "replicas below min": (node_pool(minReplicas=2), "replicas is less than minReplicas: raise it"),
+    "replicas below min": (node_pool(minReplicas=2), "is less than minReplicas: raise it"),
     "total above all maxima": (
         {"replicas": 5, **node_pool(maxReplicas=4)}, "more than all spec.nodePools[].maxReplicas together: lower it",
     ),

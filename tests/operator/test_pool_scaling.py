@@ -133,6 +133,9 @@ async def test_a_node_pool_that_an_hpa_scales_too_is_left_alone_with_a_condition
                 "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": CPU}}],
             },
         })  # fmt: skip
+        for _ in range(pool_scaling.MISSED):
+            await pool.scaling.scale((pool.namespace, "chat"))
+        assert pool.condition["reason"] == "ScaledByAnother", "also while no gateway answers"
         await pool.observe(30.0, times=3)
         assert pool.replicas() == 2
         assert (pool.condition["status"], pool.condition["reason"]) == ("False", "ScaledByAnother")

@@ -144,7 +144,8 @@ def _starting(now: float, state: CanaryState, seen: Observation, settings: Canar
 
 def _testing(now: float, state: CanaryState, index: int, settings: CanarySettings) -> CanaryState:
     each = settings.steps[index]
-    reason = f"step {index + 1} of {len(settings.steps)}: {each.weight}% of the calls for {each.duration_s:g} s or more"
+    share = f"at most {each.weight}% of the calls"  # `weight` may be less
+    reason = f"step {index + 1} of {len(settings.steps)}: {share} for {each.duration_s:g} s or more"
     stops = state.stops if index == state.step else 0
     return replace(state, phase=Phase.TESTING, step=index, since_s=now, reason=reason, stops=stops)
 
