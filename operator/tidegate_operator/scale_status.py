@@ -25,8 +25,8 @@ def of_decision(
     trouble: pool_status.Condition | None = None,
 ) -> dict[str, Any]:
     """The part of the status, always complete, as server-side apply requires. `bounds` are those of the decision. `taken`:
-    by node pool, the other autoscaler that scales it. `trouble` is the condition of a pool that cannot be scaled; it says nothing where
-    others scale all node pools."""
+    by node pool, the other autoscaler that scales it. `trouble` is the condition of a pool that cannot be scaled; it is not
+    told where others scale all node pools."""
     decides = any(each.autoscaled and each.name not in taken for each in pool.node_pools)
     condition = (
         (trouble if decides else None)
