@@ -15,13 +15,13 @@ APPLIED = f"{child_metadata.GROUP}/applied"
 """Annotation with the digest of the manifest last applied. It reveals that a manifest has lost a field, which server-side
 apply must then withdraw."""
 
-MERGE_KEYS: Mapping[str, Sequence[str]] = {
-    "containers": ("name",),
-    "env": ("name",),
-    "imagePullSecrets": ("name",),
-    "initContainers": ("name",),
-    "volumeMounts": ("mountPath",),
-    "volumes": ("name",),
+MERGE_KEYS = {
+    "containers": "name",
+    "env": "name",
+    "imagePullSecrets": "name",
+    "initContainers": "name",
+    "volumeMounts": "mountPath",
+    "volumes": "name",
 }
 """Fields with a list to which others may add items that server-side apply leaves there, and what names an item."""
 
@@ -93,10 +93,6 @@ def _is_so(manifest: Json, body: Json | None) -> bool:
     return _covers(body, manifest) or _covers(quantity.normalised(body), quantity.normalised(manifest))
 
 
-def _key(item: Json, keys: Sequence[str]) -> tuple[object, ...]:
-    return tuple(item.get(key) for key in keys)
-
-
 def _is_being_deleted(body: Json) -> bool:
     return "deletionTimestamp" in body["metadata"]
 
@@ -113,8 +109,8 @@ def _covers(actual: object, stated: object, field: str = "") -> bool:
     if isinstance(stated, Sequence):
         if not isinstance(actual, Sequence):
             return not stated and actual is None
-        if len(actual) > len(stated) and (keys := MERGE_KEYS.get(field)):
-            found = {_key(item, keys): item for item in actual}
-            actual = [found.get(_key(item, keys)) for item in stated]
+        if len(actual) > len(stated) and (key := MERGE_KEYS.get(field)):
+            found = {item[key]: item for item in actual}
+            actual = [found.get(item[key]) for item in stated]
         return len(actual) == len(stated) and all(map(_covers, actual, stated))
     return actual == stated or (not stated and actual is None)
