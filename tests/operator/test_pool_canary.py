@@ -128,7 +128,7 @@ async def test_a_good_revision_goes_from_step_to_step_and_reaches_all_engines(ca
         assert {key: stated[key] for key in ("nodePool", "phase", "step", "weight")} == {
             "nodePool": "a", "phase": "Testing", "step": 1, "weight": 5,
         }  # fmt: skip
-        assert "step 1 of 2: 5% of the calls" in pool.condition("Progressing")["message"]
+        assert "step 1 of 2: at most 5% of the calls" in pool.condition("Progressing")["message"]
         assert pool.condition("Ready")["status"] == "False"
         pool.serve(49)
         await pool.observe(seconds=300)
