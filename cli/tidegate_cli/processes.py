@@ -142,8 +142,8 @@ class InUse(Failed):
     """A port cannot be used, and another one may be."""
 
 
-_claims: collections.deque[socket.socket] = collections.deque()
-"""Sockets whose names tell which ports this process has given out of late."""
+_claims: collections.deque[int] = collections.deque()
+"""Descriptors of sockets, open until the process ends, whose names tell which ports this process has given out of late."""
 _MOST_CLAIMS = 64
 
 
@@ -168,9 +168,9 @@ def _claim(port: int) -> None:
     except OSError:
         claim.close()
         raise
-    _claims.append(claim)
+    _claims.append(claim.detach())
     if len(_claims) > _MOST_CLAIMS:
-        _claims.popleft().close()
+        os.close(_claims.popleft())
 
 
 def check_free(host: str, port: int, option: str) -> None:

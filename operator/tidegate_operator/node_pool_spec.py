@@ -143,7 +143,7 @@ def node_pool(item: Json, common: Json, model: Json, own: OwnProfile | None = No
         external=item["scaledBy"] == "external",
         autoscaled=item["scaledBy"] == "autoscaler",
         tensor_parallel=item["tensorParallel"],
-        devices=_devices(item, simulated=simulated),
+        devices=devices(item, simulated=simulated),
         cost_weight=float(item["costWeight"]),
         profile=item.get("profile"),
         own_profile=own,
@@ -163,7 +163,8 @@ def _adapters(item: Json, model: Json) -> tuple[Adapter, ...]:
     )
 
 
-def _devices(item: Json, *, simulated: bool) -> Devices:
+def devices(item: Json, *, simulated: bool) -> Devices:
+    """The accelerators of an engine of the node pool `item`."""
     resource = item.get("acceleratorResource", DEVICE)
     known = next((label for start, label in PRODUCT_LABELS.items() if resource.startswith(start)), "")
     return Devices(

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate_operator import own_profile, quantity
+from tidegate_operator import node_pool_spec, own_profile, quantity
 from tidegate_operator.weights import weight_source
 from tidegate_policy import policies
 from tidegate_policy.admit import entitlements
@@ -75,6 +75,7 @@ def find(spec: _Json, known: Known, profiles: own_profile.OwnProfiles) -> Iterat
     yield from _argument_problems("spec.engine.args", spec["engine"])
     for item in spec["nodePools"]:
         yield from _argument_problems(f"spec.nodePools[{item['name']}].args", item)
+    yield from _device_problems(spec)
     yield from _policy_problems(spec["policy"], known.policies)
     yield from _selector_problems(spec["policy"], known.selectors)
     yield from _parameter_problems(spec["policy"], known.policies)
@@ -160,6 +161,21 @@ def _argument_problems(field: str, item: _Json) -> Iterator[Problem]:
         elif flag in FOR_SEVERAL_NODES:
             yield Problem(
                 field=field, why=f"{flag} is for an engine on several nodes, and an engine is one pod: remove it"
+            )
+
+
+def _device_problems(spec: _Json) -> Iterator[Problem]:
+    """The operator sets the number of devices among the limits of an engine, so another number there has no effect."""
+    for item in spec["nodePools"]:
+        devices = node_pool_spec.devices(item, simulated=spec["engine"]["kind"] == "sim")
+        count = 0 if devices.claim_template else devices.count
+        common, own = (settings.get("resources", {}).get("limits", {}) for settings in (spec["engine"], item))
+        limit = own.get(devices.resource, common.get(devices.resource, count))
+        if count and quantity.number(limit) != count:
+            yield Problem(
+                field=f"spec.nodePools[{item['name']}].gpus",
+                why=f"an engine of this node pool requests {count} of {devices.resource}, but the limit of its resources is "
+                f"{limit}: write the number here, and remove the limit",
             )
 
 

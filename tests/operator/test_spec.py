@@ -186,6 +186,22 @@ def test_an_argument_of_an_engine_on_several_nodes_is_reported(flag):
     assert problems(nodePools=node_pools) == [f"spec.nodePools[a100].args: {sentence}"]
 
 
+@pytest.mark.parametrize(
+    ("common", "own", "limit"),
+    [({"nvidia.com/gpu": 2}, {}, "2"), ({"nvidia.com/gpu": "1"}, {"nvidia.com/gpu": "4"}, "4")],
+)
+def test_a_limit_of_gpus_that_the_number_of_gpus_contradicts_is_a_problem(common, own, limit):
+    engine = {**stored()["spec"]["engine"], "resources": {"limits": common}}
+    node_pool = {**stored()["spec"]["nodePools"][0], "resources": {"limits": own}}
+    assert problems(engine=engine, nodePools=[{**node_pool, "gpus": 1, "tensorParallel": 1}]) == [
+        "spec.nodePools[a100].gpus: an engine of this node pool requests 1 of nvidia.com/gpu, but the limit of its resources "
+        f"is {limit}: write the number here, and remove the limit"
+    ]
+    for fits in ({"gpus": int(limit)}, {"gpus": 0}, {"resourceClaimTemplateName": "one"}):
+        changed = {key: value for key, value in node_pool.items() if key != "gpus"}
+        spec.parse(stored(engine=engine, nodePools=[{**changed, "tensorParallel": 1, **fits}]), KNOWN)
+
+
 def test_an_adapter_that_is_not_declared_is_reported_with_its_node_pool():
     node_pools = [{**stored()["spec"]["nodePools"][0], "adapters": ["sql"]}]
     assert problems(nodePools=node_pools) == [
