@@ -13,6 +13,9 @@ import relquery_requests
 from aiohttp import web
 
 import fake_engine
+from tidegate_gateway import gateway_settings
+from tidegate_gateway.edge import rows_url
+from tidegate_gateway.openai.error_table import BadRequest
 
 PLAIN = "application/octet-stream"
 PATH = "/v1/relqueries"
@@ -143,6 +146,14 @@ async def test_rows_come_from_an_address_only_if_the_settings_allow_it(up: Any) 
             ):
                 status, error, _ = await client.send("POST", PATH, json={**asked, "rows_url": wrong})
                 assert (status, error["error"]["param"]) == (400, "rows_url"), wrong
+
+
+@pytest.mark.parametrize("path", ["%2E%2e/a.csv", "%252e%25252e/a.csv", "x%255C..%3b1/a.csv", ".%25252E%252fa.csv"])
+def test_escaped_segments_leave_no_allowed_folder_however_often_they_are_decoded(path: str) -> None:
+    bounds = gateway_settings.RelQueries(rows_urls=("https://host/tables/",))
+    assert rows_url.allowed("https://host/tables/100%25.csv", bounds) == "https://host/tables/100%25.csv"
+    with pytest.raises(BadRequest, match="not among the addresses"):
+        rows_url.allowed(f"https://host/tables/{path}", bounds)
 
 
 @pytest.mark.parametrize(

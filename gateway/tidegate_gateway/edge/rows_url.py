@@ -47,6 +47,8 @@ def allowed(url: object, bounds: gateway_settings.RelQueries) -> str:
         sentence = "rows_url must be an address such as https://host/path.csv, without user and query"
         raise BadRequest(sentence, param="rows_url")
     path = url.split("/", 3)[3].lower()
+    while "%25" in path:  # a server behind a proxy may decode more than once
+        path = path.replace("%25", "%")
     for escaped, character in (("%2e", "."), ("%2f", "/"), ("%5c", "/"), ("%3b", ";")):
         path = path.replace(escaped, character)
     # Some servers take what follows a semicolon for parameters of the segment.
