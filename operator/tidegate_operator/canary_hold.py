@@ -7,7 +7,7 @@ longer by the same year until it has gone on.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,19 +52,32 @@ def replaces(revision: str, annotations: Mapping[str, str]) -> bool:
 
 def under_test(pool: Json, children: Iterable[Json]) -> Tested | None:
     """The revision that is tested now; None if there is none, or if the pool has no canary."""
+    found = [tested for tested, body in _replacing(pool, children) if body["spec"].get("replicas")]
+    return min(found, key=lambda each: each.node_pool, default=None)
+
+
+def awaits_engines(pool: Json, children: Iterable[Json]) -> bool:
+    """Whether a revision was promoted and has not served everywhere, because its node pool has no engines now. The decision
+    then stays in the status, so that the revision is not tested again when its node pool has engines again."""
+    return any(
+        not body["spec"].get("replicas") and decision(pool, tested.revision).get("phase") == canary.Phase.PROMOTED
+        for tested, body in _replacing(pool, children)
+    )
+
+
+def _replacing(pool: Json, children: Iterable[Json]) -> Iterator[tuple[Tested, Json]]:
+    """The Deployments of engines whose revision replaces another one that served, if the pool has a canary."""
     if "canary" not in pool["spec"].get("rollout", {}):
-        return None
+        return
     uid = pool["metadata"]["uid"]
-    found = []
     for body in children:
         metadata = body["metadata"]
         node_pool = metadata["labels"].get(child_metadata.NODE_POOL)
         if body["kind"] != "Deployment" or node_pool is None or objects.controller_uid(body) != uid:
             continue
         notes = metadata.get("annotations", {})
-        if REVISION in notes and body["spec"].get("replicas") and replaces(notes[REVISION], notes):
-            found.append(Tested(node_pool=node_pool, revision=notes[REVISION]))
-    return min(found, key=lambda each: each.node_pool, default=None)
+        if REVISION in notes and replaces(notes[REVISION], notes):
+            yield Tested(node_pool=node_pool, revision=notes[REVISION]), body
 
 
 def decision(pool: Json, revision: str) -> Json:

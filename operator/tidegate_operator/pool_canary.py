@@ -69,7 +69,7 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
         tested = canary_hold.under_test(body, children)
         pods = await self._reads.pods(*key)
         if tested is None:
-            await self._end(key, body, pods)
+            await self._end(key, body, pods, keeps_decision=canary_hold.awaits_engines(body, children))
             return None
         try:
             pool = self._parse(body, children)
@@ -131,12 +131,13 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
         self._known[key] = made
         return made
 
-    async def _end(self, key: watch_cache.Key, body: Json, pods: Sequence[Json]) -> None:
-        """The pool has no canary any more: its calls go to all engines, and the status says nothing of it."""
+    async def _end(self, key: watch_cache.Key, body: Json, pods: Sequence[Json], *, keeps_decision: bool) -> None:
+        """The pool has no canary any more: its calls go to all engines. The status says nothing of it, unless it
+        `keeps_decision`."""
         self._gone(key)
         if known := self._known.pop(key, None):
             await known.access.admin.divide(pool_steering.gateway_addresses(pods), (), None)
-        if "rollout" in body.get("status", {}):
+        if "rollout" in body.get("status", {}) and not keeps_decision:
             await self._api.apply_status(*key, {}, writer=WRITER)
 
 

@@ -174,8 +174,8 @@ def _device_problems(spec: _Json) -> Iterator[Problem]:
         if count and quantity.number(limit) != count:
             yield Problem(
                 field=f"spec.nodePools[{item['name']}].gpus",
-                why=f"an engine of this node pool requests {count} of {devices.resource}, but the limit of its resources is "
-                f"{limit}: write the number here, and remove the limit",
+                why=f"an engine of this node pool requests {count} of {devices.resource}, but the limit of its resources "
+                f"is {limit}: write the number here, and remove the limit",
             )
 
 

@@ -39,13 +39,13 @@ def pool(**policy):
     return body
 
 
-def deployment():
-    """The Deployment of the engines, whose revision `new` replaces the revision `old`."""
+def deployment(*, replicas=1, served="old"):
+    """The Deployment of the engines, which have the revision `new`. All of them last served with `served`."""
     labels = {"tidegate.dev/pool": "chat", "tidegate.dev/node-pool": NODE_POOL}
-    notes = {canary_hold.REVISION: "new", canary_hold.SERVED: json.dumps({"revision": "old"})}
+    notes = {canary_hold.REVISION: "new", canary_hold.SERVED: json.dumps({"revision": served})}
     metadata = {"namespace": "prod", "name": "chat-engine", "uid": "d", "labels": labels, "annotations": notes}
     metadata["ownerReferences"] = [{"uid": "chat", "controller": True}]
-    return {"kind": "Deployment", "metadata": metadata, "spec": {"replicas": 1}}
+    return {"kind": "Deployment", "metadata": metadata, "spec": {"replicas": replicas}}
 
 
 def engine(revision, address):
@@ -199,5 +199,26 @@ def test_a_step_goes_on_with_the_calls_that_it_has_had_when_its_engine_serves_ag
         await asyncio.sleep(61)
         await canaries.test(KEY)
         assert (await cache.pool(*KEY))["status"]["rollout"]["phase"] == "Promoted", "100 calls in all"
+
+    in_virtual_time(run())
+
+
+def test_a_promoted_revision_is_not_tested_again_when_its_node_pool_comes_back_from_zero(in_virtual_time):
+    async def run():
+        cache, admin = watched(), Division()
+        canaries = canaries_of(cache, admin)
+        admin.engines = {f"{OLD}:8000": Service(), f"{NEW}:8000": Service()}
+        await canaries.test(KEY)
+        await canaries.test(KEY)
+        admin.engines = dict.fromkeys(admin.engines, Service(calls=110))
+        await asyncio.sleep(61)
+        for replicas in (1, 0, 1):
+            cache.on_child("MODIFIED", deployment(replicas=replicas))
+            assert (await canaries.test(KEY) is None) == (replicas == 0)
+            assert (await cache.pool(*KEY))["status"]["rollout"]["phase"] == "Promoted"
+            assert admin.divided[1] is None
+        cache.on_child("MODIFIED", deployment(served="new"))
+        assert await canaries.test(KEY) is None
+        assert "rollout" not in (await cache.pool(*KEY))["status"]
 
     in_virtual_time(run())

@@ -194,8 +194,8 @@ def test_a_limit_of_gpus_that_the_number_of_gpus_contradicts_is_a_problem(common
     engine = {**stored()["spec"]["engine"], "resources": {"limits": common}}
     node_pool = {**stored()["spec"]["nodePools"][0], "resources": {"limits": own}}
     assert problems(engine=engine, nodePools=[{**node_pool, "gpus": 1, "tensorParallel": 1}]) == [
-        "spec.nodePools[a100].gpus: an engine of this node pool requests 1 of nvidia.com/gpu, but the limit of its resources "
-        f"is {limit}: write the number here, and remove the limit"
+        "spec.nodePools[a100].gpus: an engine of this node pool requests 1 of nvidia.com/gpu, but the limit of its "
+        f"resources is {limit}: write the number here, and remove the limit"
     ]
     for fits in ({"gpus": int(limit)}, {"gpus": 0}, {"resourceClaimTemplateName": "one"}):
         changed = {key: value for key, value in node_pool.items() if key != "gpus"}
