@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import io
 import pathlib
 import random
 import resource
@@ -85,7 +86,7 @@ def test_the_journal_is_private_and_bounded(tmp_path: pathlib.Path, monkeypatch:
     for number in range(1000):
         ends.add(end(f"c{number}", ok=number % 2 == 0))
     assert len(ends) == 10
-    assert len(path.read_bytes().splitlines()) <= 20
+    assert len(path.read_bytes().splitlines()) <= 21
     assert path.stat().st_mode & 0o077 == 0
     ends.close()
 
@@ -98,30 +99,59 @@ def filled(path: pathlib.Path, count: int) -> call_ends.CallEnds:
     return ends
 
 
-async def test_a_process_that_is_killed_while_the_journal_is_rewritten_loses_no_end(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("most", [10, 100])
+async def test_a_process_that_is_killed_while_the_next_journal_is_written_loses_no_end(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    monkeypatch.setattr(call_ends, "MOST", 10)
-    path = tmp_path / "ends.jsonl"
-    ends = filled(path, 20)
+    monkeypatch.setattr(call_ends, "MOST", most)
 
     class Killed(BaseException):
         pass
 
-    def kill(*_: object) -> None:
+    def kill(following: call_ends._NextJournal, *_: object) -> None:
+        following.journal.close()
         raise Killed
 
-    written = path.read_bytes()
-    for where, step in ((call_ends, "_line"), (call_ends, "_write"), (pathlib.Path, "replace")):
+    def kill_later(following: call_ends._NextJournal, old: io.FileIO) -> None:
+        replace(following, old)
+        kill(following)
+
+    replace, copied = call_ends._NextJournal.replace, most // call_ends.COPIED_AT_ONCE
+    for number, (step, killing) in enumerate((("add", kill), ("replace", kill), ("replace", kill_later))):
+        path = tmp_path / f"{number}.jsonl"
+        ends = filled(path, 2 * most)
+        first = {f"c{each}" for each in range(most // 2)}
+        assert len(await delivered(ends, first.__contains__)) == most // 2
+        for each in range(copied):
+            ends.add(end(f"later {each}"))
         with monkeypatch.context() as patched:
-            patched.setattr(where, step, kill)
+            patched.setattr(call_ends._NextJournal, step, killing)
             with pytest.raises(Killed):
-                ends.add(end("next"))
-        assert path.read_bytes() == written, "the old journal is whole"
-    ends.add(end("last"))
+                for _ in range(most // 2 - copied):
+                    ends.add(end("next"))
+        ends.close()
+        again = call_ends.CallEnds(path)
+        waits = {call for call, _ in await delivered(again)}
+        again.close()
+        assert {f"c{each}" for each in range(most // 2, most)} | {"next"} <= waits
+        assert {f"later {each}" for each in range(copied)} <= waits
+
+
+async def test_the_ends_in_the_next_journal_keep_their_order(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_ends, "MOST", 100)
+    path = tmp_path / "ends.jsonl"
+    ends = filled(path, 200)
+    first = {f"c{each}" for each in range(50)}
+    await delivered(ends, first.__contains__)
+    for each in range(20):
+        ends.add(end(f"later {each}"))
     ends.close()
+    assert len(path.read_bytes().splitlines()) < 200, "it has taken the place of the old one"
     again = call_ends.CallEnds(path)
-    assert await delivered(again) == [(f"c{number}", True) for number in range(10)], "the new one has what waits"
+    expected = [f"c{each}" for each in range(100)] + [f"later {each}" for each in range(20)]
+    assert [call for call, _ in await delivered(again)] == expected
     again.close()
 
 
@@ -133,8 +163,8 @@ def test_a_journal_that_was_replaced_is_still_of_one_gateway(
     ends = filled(path, 50)
     with pytest.raises(OSError, match="is used by another gateway"):
         call_ends.CallEnds(path)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["ends.jsonl"]
     ends.close()
+    assert [each.name for each in tmp_path.iterdir()] == ["ends.jsonl"]
 
 
 async def test_a_full_disk_is_reported_and_the_end_still_waits_in_memory(

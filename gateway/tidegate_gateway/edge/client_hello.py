@@ -6,7 +6,7 @@ as one with an elliptic curve, and Python's `ssl` cannot turn these groups off. 
 """
 
 MOST_BYTES = 16 * 1024
-"""Of a first message. Those of browsers have 2 KB."""
+"""Of a first message, and of a record (RFC 8446, 5.1). The messages of browsers have 2 KB."""
 MOST_RECORDS = 64
 """In which a first message may come; clients take one."""
 HANDSHAKE = 22
@@ -17,25 +17,38 @@ _ELLIPTIC = frozenset((23, 24, 25, 29, 30))
 _FINITE = range(0x100, 0x200)
 
 
-def may_begin(sent: bytes) -> bool | None:
-    """Whether the handshake may begin; None = the first message has not arrived as a whole."""
-    message = bytearray()
-    at = records = 0
-    while at < len(sent):
-        records += 1
-        if records > MOST_RECORDS or sent[at] != HANDSHAKE:
-            return False
-        size = int.from_bytes(sent[at + 3 : at + _RECORD_BYTES])
-        message += sent[at + _RECORD_BYTES : at + _RECORD_BYTES + size]
-        at += _RECORD_BYTES + size
-        if len(message) < 4:
-            continue
-        whole = 4 + int.from_bytes(message[1:4])
-        if message[0] != _CLIENT_HELLO or whole > MOST_BYTES:
-            return False
-        if len(message) >= whole:
-            return _is_cheap(bytes(message[4:whole]))
-    return None if len(sent) <= 2 * MOST_BYTES else False
+class FirstMessage:
+    """The first message of one client while it arrives. Each byte is looked at once, however the message is cut."""
+
+    def __init__(self) -> None:
+        self._message = bytearray()
+        self._read = self._records = 0
+        """Bytes of the whole records that have arrived, and how many these are."""
+
+    def may_begin(self, sent: bytearray) -> bool | None:
+        """Whether the handshake may begin. `sent` is all that the client has sent so far; None = the first message has not
+        arrived as a whole."""
+        while len(sent) > self._read:
+            if sent[self._read] != HANDSHAKE or self._records == MOST_RECORDS:
+                return False
+            begin = self._read + _RECORD_BYTES
+            if len(sent) < begin:
+                break
+            end = begin + int.from_bytes(sent[begin - 2 : begin])
+            if end - begin > MOST_BYTES:
+                return False
+            if len(sent) < end:
+                break
+            self._message += sent[begin:end]
+            self._read = end
+            self._records += 1
+            if len(self._message) >= 4:
+                whole = 4 + int.from_bytes(self._message[1:4])
+                if self._message[0] != _CLIENT_HELLO or whole > MOST_BYTES:
+                    return False
+                if len(self._message) >= whole:
+                    return _is_cheap(bytes(self._message[4:whole]))
+        return None
 
 
 def _is_cheap(hello: bytes) -> bool:

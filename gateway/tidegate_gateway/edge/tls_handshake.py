@@ -1,6 +1,6 @@
 """TLS handshakes of the clients of one port. A handshake costs the event loop a millisecond, for a client without a key, so
 few begin in one turn of the event loop, and addresses take turns. Nothing is made for a client before its first message is
-whole and its turn has come.
+whole and its turn has come. A client that sends this message in parts waits for a turn after each of them.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class HandshakeLine:
     """The handshakes of one port that wait for their turn, or for their clients."""
 
     def __init__(self, turns: reading_turns.ReadingTurns) -> None:
-        """Connections take `turns` for their records after the handshake."""
+        """Connections take `turns` for the parts of their first messages, and for their records."""
         self.turns = turns
         self._waiting: turn_line.TurnLine[TlsHandshake] = turn_line.TurnLine()
         """By the client's address."""
@@ -113,6 +113,7 @@ class TlsHandshake(asyncio.Protocol):
         self._within_s = min(within_s, WITHIN_S)
         self._early = bytearray()
         """The first message of the client, and later what came before `begin`."""
+        self._first = client_hello.FirstMessage()
         self._has_joined = False
         self._task: asyncio.Task[None] | None = None
         plain.set_protocol(self)
@@ -125,14 +126,22 @@ class TlsHandshake(asyncio.Protocol):
         if self._takes_plain and self._early[0] != client_hello.HANDSHAKE:
             self._go_on_in_plain_text()
             return
-        may_begin = client_hello.may_begin(bytes(self._early))
+        may_begin = self._first.may_begin(self._early)
+        if may_begin is False:
+            self.abort()
+            return
+        self._plain.pause_reading()
         if may_begin:
             self._has_joined = True
             self._timer.cancel()
-            self._plain.pause_reading()
             self._line.join(self)
-        elif may_begin is False:
-            self.abort()
+        else:
+            self._line.turns.join(self._read_on, self.address, is_small=True)
+
+    def _read_on(self) -> None:
+        """The next part of the first message may come."""
+        if not self._plain.is_closing():
+            self._plain.resume_reading()
 
     def _go_on_in_plain_text(self) -> None:
         connection, begin = self._connection, self._begin
@@ -174,7 +183,6 @@ class TlsHandshake(asyncio.Protocol):
         connection, begin = self._connection, self._begin
         if transport is not None and connection is not None and begin is not None:
             self._forget()
-            tls_records.TlsRecords(self._plain, self._line.turns)
             transport.set_read_buffer_limits(tls_records.WAITING_BYTES)  # type: ignore[attr-defined]
             transport.set_protocol(connection)
             begin(transport)
@@ -183,7 +191,7 @@ class TlsHandshake(asyncio.Protocol):
 
     async def _encrypted(self) -> asyncio.Transport | None:
         loop = asyncio.get_running_loop()
-        loop.call_soon(_feed, self._plain, bytes(self._early))
+        loop.call_soon(_feed, self._plain, bytes(self._early), self._line.turns)
         self._early.clear()
         try:
             return await loop.start_tls(
@@ -202,6 +210,8 @@ class TlsHandshake(asyncio.Protocol):
         self._timer.cancel()
         if self._has_joined:
             self._line.leave(self)
+        else:
+            self._line.turns.leave(self._read_on)
         self._forget()
         if connection is not None:
             connection.connection_lost(error)
@@ -211,8 +221,9 @@ class TlsHandshake(asyncio.Protocol):
         self._connection = self._begin = None
 
 
-def _feed(plain: asyncio.Transport, early: bytes) -> None:
-    """Gives bytes to the TLS protocol of the transport, unless its client is gone."""
+def _feed(plain: asyncio.Transport, early: bytes, turns: reading_turns.ReadingTurns) -> None:
+    """Gives bytes to the TLS protocol of the transport, unless its client is gone. What follows them is decrypted in turns."""
     protocol = plain.get_protocol()
     if protocol is not None and not plain.is_closing():
+        tls_records.TlsRecords(plain, turns)
         tls_records.give(protocol, early)

@@ -21,7 +21,7 @@ WAITING_BYTES = 32 * 1024
 
 
 class TlsRecords(asyncio.BufferedProtocol):
-    """The protocol of a socket whose TLS handshake is made."""
+    """The protocol of a socket from the client's first message on."""
 
     def __init__(self, plain: asyncio.Transport, turns: reading_turns.ReadingTurns) -> None:
         """Takes the place of the TLS protocol of the socket."""

@@ -6,6 +6,7 @@ machine that loses its power.
 """
 
 import asyncio
+import collections
 import contextlib
 import errno
 import fcntl
@@ -13,7 +14,7 @@ import io
 import logging
 import os
 import pathlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import orjson
 
@@ -28,6 +29,9 @@ MOST = 100_000
 AT_ONCE = 8
 """Ends that are given to the store at a time."""
 
+COPIED_AT_ONCE = 16
+"""Ends that are copied to a new journal with each one that is added: all 100,000 would stop the event loop for 0.4 s."""
+
 Record = Callable[[waiting_ends.CallEnd], Awaitable[bool]]
 """Returns whether the end is recorded."""
 
@@ -41,6 +45,7 @@ class CallEnds:
         self._path = journal
         self._journal: io.FileIO | None = None
         self._lines = 0
+        self._next: _NextJournal | None = None
         if journal is not None:
             self._journal = _opened(journal)
             content = self._journal.readall()
@@ -62,15 +67,31 @@ class CallEnds:
         if len(self) > MOST:
             dropped = self._waiting.drop()
             logger.error("the end of call %s of workflow %s cannot be recorded", dropped.call, dropped.workflow)
-        if self._journal is None:
+        if self._journal is None or self._path is None:
             return
         try:
-            if self._lines >= 2 * MOST:
-                self._rewrite()
-            else:
-                self._write(_line(end))
+            _write(self._journal, _line(end))
+            self._lines += 1
+            if self._next is not None:
+                self._copy(end)
+            elif self._lines >= 2 * MOST:
+                self._next = _NextJournal(self._path, self._waiting)
         except OSError:
             logger.exception("the journal of the ends of calls cannot be written; a killed gateway would forget them")
+
+    def _copy(self, end: waiting_ends.CallEnd) -> None:
+        """Writes more of the next journal, which takes the place of this one when it has all ends that wait."""
+        assert self._journal is not None and self._next is not None
+        following, self._next = self._next, None
+        try:
+            if not following.add(end):
+                self._next = following
+                return
+            following.replace(self._journal)
+        except OSError:
+            following.abandon()
+            raise
+        self._journal, self._lines = following.journal, following.lines
 
     async def deliver(self, record: Record) -> None:
         """Gives the ends that wait now to `record`, several at a time, until one is not recorded. An end is dropped when it
@@ -94,41 +115,58 @@ class CallEnds:
                 tasks.create_task(give())
         if self._lines and not len(self):
             try:
-                self._rewrite()
+                self._empty()
             except OSError:
                 logger.exception("the journal of the ends of calls cannot be emptied")
 
     def close(self) -> None:
         """Closes the journal, which keeps what still waits."""
+        if self._next is not None:
+            self._next.abandon()
         if self._journal is not None:
             self._journal.close()
 
-    def _rewrite(self) -> None:
-        """Replaces the lines of the journal by the ends that wait. A process that is killed meanwhile leaves the old
-        journal or the new one."""
-        if self._journal is None or self._path is None:
-            return
-        if len(self):
-            lines = list(map(_line, self._waiting))
-            with contextlib.ExitStack() as stack:
-                fresh = self._path.with_name(self._path.name + ".new")
-                fresh.unlink(missing_ok=True)
-                journal = _opened(fresh)
-                stack.callback(journal.close)
-                _write(journal, b"".join(lines))
-                fresh.replace(self._path)
-                stack.pop_all()
-            self._journal.close()
-            self._journal, self._lines = journal, len(lines)
-        else:
+    def _empty(self) -> None:
+        """Nothing waits any more."""
+        if self._next is not None:
+            self._next.abandon()
+            self._next = None
+        if self._journal is not None:
             self._journal.truncate(0)
-            self._lines = 0
+        self._lines = 0
 
-    def _write(self, line: bytes) -> None:
-        if self._journal is None:
-            return
-        self._lines += 1
-        _write(self._journal, line)
+
+class _NextJournal:
+    """A journal with the ends that wait and without those that are recorded. A process that is killed before it takes the
+    place of the old one leaves the old one, and one that is killed later leaves this one."""
+
+    def __init__(self, path: pathlib.Path, waiting: Iterable[waiting_ends.CallEnd]) -> None:
+        """Takes the place of the journal at `path` later. Raises `OSError`."""
+        self._path = path
+        self._own = path.with_name(path.name + ".new")
+        self._own.unlink(missing_ok=True)
+        self.journal = _opened(self._own)
+        self.lines = 0
+        self._left = collections.deque(waiting)
+
+    def add(self, end: waiting_ends.CallEnd) -> bool:
+        """One more end waits. Returns whether all that wait are written. Raises `OSError`."""
+        self._left.append(end)
+        count = min(COPIED_AT_ONCE, len(self._left))
+        _write(self.journal, b"".join(_line(self._left.popleft()) for _ in range(count)))
+        self.lines += count
+        return not self._left
+
+    def replace(self, old: io.FileIO) -> None:
+        """Takes the place of the old journal. Raises `OSError`."""
+        self._own.replace(self._path)
+        old.close()
+
+    def abandon(self) -> None:
+        """The old journal stays."""
+        self.journal.close()
+        with contextlib.suppress(OSError):
+            self._own.unlink(missing_ok=True)
 
 
 def _write(journal: io.FileIO, lines: bytes) -> None:
@@ -159,7 +197,7 @@ def _line(end: waiting_ends.CallEnd) -> bytes:
 
 def _ends(content: bytes) -> Iterator[tuple[str, str, bool]]:
     """The ends in a journal. A line that a crash cut is left out."""
-    for line in content.splitlines()[: 2 * MOST]:
+    for line in content.splitlines()[-3 * MOST :]:  # more than there are, unless no next journal could be written
         with contextlib.suppress(ValueError):
             match orjson.loads(line):
                 case [str(workflow), str(call), bool(ok)]:
