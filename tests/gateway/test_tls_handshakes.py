@@ -75,7 +75,7 @@ async def test_no_handshake_begins_with_a_client_that_is_gone(
             one.close()
         monkeypatch.setattr(tls_handshake.HandshakeLine, "_next", following)
         following(lines[0])
-        await until(lambda: not lines[0]._waiting)
+        await until(lambda: not lines[0])
         assert len(begun) == 1
         sockets[0].close()
 
@@ -128,6 +128,25 @@ async def test_addresses_take_turns() -> None:
     assert "".join(begun) == "abaaaaaaa"
 
 
+async def test_a_known_address_waits_behind_no_unknown_ones_and_they_wait_no_longer_than_for_their_part() -> None:
+    line: Any = tls_handshake.HandshakeLine(reading_turns.ReadingTurns())
+    begun: list[str] = []
+    line.ended(Waiting("known", begun), made=True)
+    line.ended(Waiting("failed", begun), made=False)
+    for number in range(6):
+        line.join(Waiting(f"new {number}", begun))
+    for address in ("failed", *["known"] * 6):
+        line.join(Waiting(address, begun))
+    async with asyncio.timeout(5):
+        while len(line):
+            await asyncio.sleep(0)
+    assert begun[:6] == ["known", "known", "new 0", "known", "known", "new 1"]
+    assert begun[-1] == "failed"
+    for number in range(2 * tls_handshake.MOST_KNOWN):
+        line.ended(Waiting(f"{number}", begun), made=True)
+    assert len(line._addresses) == tls_handshake.MOST_KNOWN
+
+
 async def test_clients_that_are_gone_keep_nobody_waiting() -> None:
     line: Any = tls_handshake.HandshakeLine(reading_turns.ReadingTurns())
     begun: list[str] = []
@@ -153,7 +172,7 @@ async def test_the_port_cuts_waiting_clients_and_they_leave_the_line(
     async with up(store=False, tls=test_port_encryption.certificate(tmp_path), limits=limits) as client:
         sockets = await connected(client.url.removeprefix("http://"), 8, first_message())
         await until(lambda: lines and len(lines[0]) == 8)
-        for one in list(lines[0]._waiting)[:3]:
+        for one in list(lines[0]._unknown)[:3]:
             one.abort()
         await until(lambda: len(lines[0]) == 5)
         for one in sockets:

@@ -1,9 +1,11 @@
 """TLS handshakes of the clients of one port. A handshake costs the event loop a millisecond, for a client without a key, so
 few begin in one turn of the event loop, and addresses take turns. Nothing is made for a client before its first message is
-whole and its turn has come. A client that sends this message in parts waits for a turn after each of them.
+whole and its turn has come. A client that sends this message in parts waits for a turn after each of them. Addresses whose
+clients have made a handshake of late wait behind no others, which a flood may invent by the thousand.
 """
 
 import asyncio
+import collections
 import ssl
 import time
 from collections.abc import Callable
@@ -14,9 +16,13 @@ from tidegate_gateway.edge import client_addresses, client_hello, client_transpo
 AT_ONCE, LOOKS_S = 3, 0.003
 """Handshakes that begin in one turn of the event loop, and the time for clients that turn out to be gone. In this time more
 of them leave the line than a port accepts in a turn."""
+KNOWN_AT_ONCE = 2
+"""Of these, handshakes of known addresses, while others wait too."""
+MOST_KNOWN = 4096
+"""Addresses whose clients have made a handshake of late."""
 MOST_OPEN = 1000
 """Handshakes that have begun and wait for their clients; each has 80 KiB. A client answers within a round trip, and when
-there are more, the connection of the one that has waited longest is cut."""
+there are more, the connection of the one that has waited longest is cut, one of an unknown address first."""
 WITHIN_S = 10.0
 """For the first message of a client, and again for its answer, unless the port has less."""
 GIVE_BACK, GIVE_BACK_S = 500, 3.0
@@ -31,37 +37,50 @@ class HandshakeLine:
     def __init__(self, turns: reading_turns.ReadingTurns) -> None:
         """Connections take `turns` for the parts of their first messages, and for their records."""
         self.turns = turns
-        self._waiting: turn_line.TurnLine[TlsHandshake] = turn_line.TurnLine()
-        """By the client's address."""
-        self._open: dict[TlsHandshake, None] = {}
+        self._known: turn_line.TurnLine[TlsHandshake] = turn_line.TurnLine()
+        """By the client's address, if it is known."""
+        self._unknown: turn_line.TurnLine[TlsHandshake] = turn_line.TurnLine()
+        self._open: dict[bool, dict[TlsHandshake, None]] = {False: {}, True: {}}
+        """By whether the address is known."""
+        self._addresses: collections.OrderedDict[str, None] = collections.OrderedDict()
+        """Those that are known; the one that was seen last comes last."""
         self._scheduled = False
         self._count = 0
         """Handshakes since memory was given back."""
 
     def join(self, handshake: "TlsHandshake") -> None:
         """The first message of the client has arrived."""
-        self._waiting.add(handshake.address, handshake)
+        line = self._known if handshake.address in self._addresses else self._unknown
+        line.add(handshake.address, handshake)
         self._schedule()
 
     def leave(self, handshake: "TlsHandshake") -> None:
         """The connection is lost before its turn."""
-        self._waiting.remove(handshake)
+        self._known.remove(handshake)
+        self._unknown.remove(handshake)
 
     def __len__(self) -> int:
         """The handshakes that wait for their turn."""
-        return len(self._waiting)
+        return len(self._known) + len(self._unknown)
 
     def began(self, handshake: "TlsHandshake") -> None:
         """The handshake waits for its client."""
-        self._open[handshake] = None
-        if len(self._open) > MOST_OPEN:
-            oldest = next(iter(self._open))
-            del self._open[oldest]
+        self._open[handshake.address in self._addresses][handshake] = None
+        if sum(map(len, self._open.values())) > MOST_OPEN:
+            among = self._open[False] or self._open[True]
+            oldest = next(iter(among))
+            del among[oldest]
             oldest.abort()
 
-    def ended(self, handshake: "TlsHandshake") -> None:
-        """The handshake has been made, or has failed."""
-        self._open.pop(handshake, None)
+    def ended(self, handshake: "TlsHandshake", *, made: bool) -> None:
+        """The handshake was `made`, or has failed."""
+        for among in self._open.values():
+            among.pop(handshake, None)
+        if made:
+            self._addresses[handshake.address] = None
+            self._addresses.move_to_end(handshake.address)
+            if len(self._addresses) > MOST_KNOWN:
+                self._addresses.popitem(last=False)
         self._count += 1
         if self._count == GIVE_BACK:
             asyncio.get_running_loop().call_later(GIVE_BACK_S, self._give_memory_back)
@@ -71,15 +90,16 @@ class HandshakeLine:
         asyncio.get_running_loop().run_in_executor(None, process_memory.give_back)
 
     def _schedule(self) -> None:
-        if self._waiting and not self._scheduled:
+        if len(self) and not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._next)
 
     def _next(self) -> None:
         self._scheduled = False
         begun, until_s = 0, time.monotonic() + LOOKS_S
-        while self._waiting and begun < AT_ONCE:
-            if self._waiting.pop().start():
+        while len(self) and begun < AT_ONCE:
+            line = self._known if self._known and (begun < KNOWN_AT_ONCE or not self._unknown) else self._unknown
+            if line.pop().start():
                 begun += 1
             elif time.monotonic() > until_s:
                 break
@@ -136,7 +156,7 @@ class TlsHandshake(asyncio.Protocol):
             self._timer.cancel()
             self._line.join(self)
         else:
-            self._line.turns.join(self._read_on, self.address, is_small=True)
+            self._line.turns.join(self._read_on, self.address)
 
     def _read_on(self) -> None:
         """The next part of the first message may come."""
@@ -175,7 +195,7 @@ class TlsHandshake(asyncio.Protocol):
         try:
             transport = await self._encrypted()
         finally:
-            self._line.ended(self)
+            self._line.ended(self, made=transport is not None)
             self._task = None
             if transport is None or self._plain.is_closing():
                 self._plain.abort()
