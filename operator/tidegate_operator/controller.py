@@ -10,7 +10,6 @@ would look like deleted ones.
 """
 
 import asyncio
-import contextlib
 import datetime
 import functools
 import logging
@@ -113,10 +112,14 @@ class Controller:
         nothing of a pool that was deleted meanwhile."""
         while True:
             await asyncio.sleep(COMPARED_S)
-            with contextlib.suppress(cluster.ClusterError):  # the next comparison will do
+            try:
                 for key in self._cache.keys(namespace) - await self._api.pool_keys(namespace):
                     await self._cache.refresh(key, self._api)
                     self._wake(key)
+            except cluster.ClusterError as error:
+                log.warning("the list of the pools: %s; next attempt in %.0f s", error, COMPARED_S)
+            except Exception:
+                log.exception("the list of the pools: a defect; next attempt in %.0f s", COMPARED_S)
 
     async def run(self) -> None:
         """Works until cancelled."""
