@@ -34,9 +34,12 @@ class Tested:
 
 
 def noted(annotations: Mapping[str, str], key: str) -> dict[str, Any]:
-    """The JSON in an annotation; empty without one."""
-    found: dict[str, Any] = json.loads(annotations.get(key, "{}"))
-    return found
+    """The JSON object in an annotation; empty without one."""
+    try:
+        found = json.loads(annotations.get(key, "{}"))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def revision_of(body: Json) -> str:

@@ -10,7 +10,6 @@ would look like deleted ones.
 """
 
 import asyncio
-import contextlib
 import datetime
 import functools
 import logging
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 
 from tidegate_operator import (
     cluster,
+    engine_room,
     operator_metrics,
     pool_canary,
     pool_profiles,
@@ -113,10 +113,14 @@ class Controller:
         nothing of a pool that was deleted meanwhile."""
         while True:
             await asyncio.sleep(COMPARED_S)
-            with contextlib.suppress(cluster.ClusterError):  # the next comparison will do
+            try:
                 for key in self._cache.keys(namespace) - await self._api.pool_keys(namespace):
                     await self._cache.refresh(key, self._api)
                     self._wake(key)
+            except cluster.ClusterError as error:
+                log.warning("the list of the pools: %s; next attempt in %.0f s", error, COMPARED_S)
+            except Exception:
+                log.exception("the list of the pools: a defect; next attempt in %.0f s", COMPARED_S)
 
     async def run(self) -> None:
         """Works until cancelled."""
@@ -185,11 +189,14 @@ class Controller:
             await self._api.record(event)
 
     def _is_changing(self, body: Json | None, children: Sequence[Json], pods: Sequence[Json]) -> bool:
-        """Whether the status of a pool changes with time, without an event."""
+        """Whether the status or the rollout of a pool changes with time, without an event. A rollout without room goes on
+        when the time of an engine that leaves is over (`engine_room`)."""
         lacks_store_s = None if body is None else pool_status.Needs.of(body).lacks_store_s(self._clock())
         is_new = lacks_store_s is not None and lacks_store_s < pool_status.TROUBLE_S
-        troubles = pool_status.troubles_of(pool_status.workloads(children), pods)
-        return is_new or bool(troubles) or bool(weight_status.downloading(pods))
+        parts = pool_status.workloads(children)
+        unsettled = [part for part in parts if not part.settled]
+        waits = any(part.rejected for part in unsettled) or (bool(unsettled) and engine_room.is_leaving(pods))
+        return is_new or waits or bool(pool_status.troubles_of(parts, pods)) or bool(weight_status.downloading(pods))
 
     def _next_check_s(self, body: Json | None, children: Sequence[Json], pods: Sequence[Json]) -> float:
         return min(self._resync_s, TROUBLED_S) if self._is_changing(body, children, pods) else self._resync_s

@@ -35,18 +35,26 @@ def patience_s(pool: Json, progress_s: int) -> float:
     return min(duration.seconds(timeout), progress_s / 2)
 
 
+def is_leaving(pods: Iterable[Json]) -> bool:
+    """Whether an engine of the pool is leaving."""
+    return any(map(_is_leaving, pods))
+
+
 def is_freed_soon(new: Iterable[engine_place.Asks], pods: Iterable[Json], now: datetime.datetime) -> bool:
     """Whether an engine of the pool is leaving a place that one of the `new` ones can take. The instant of its deletion is
     that at which its time to finish calls is over, so an engine of a node that is lost counts no longer than that."""
     asked, late = list(new), datetime.timedelta(seconds=PATIENCE_S)
     return any(
-        child_metadata.NODE_POOL in pod["metadata"].get("labels", {})
+        _is_leaving(pod)
         and bool(pod.get("spec", {}).get("nodeName"))
-        and "deletionTimestamp" in pod["metadata"]
         and now < datetime.datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]) + late
         and any(not any(each.obstacles(pod["spec"])) for each in asked)
         for pod in pods
     )
+
+
+def _is_leaving(pod: Json) -> bool:
+    return child_metadata.NODE_POOL in pod["metadata"].get("labels", {}) and "deletionTimestamp" in pod["metadata"]
 
 
 def timestamp(now: datetime.datetime) -> str:

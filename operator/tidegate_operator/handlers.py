@@ -61,11 +61,11 @@ def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
 
 @kopf.on.event(child_metadata.GROUP, child_metadata.VERSION, child_metadata.PLURAL, registry=registry)
 async def pool_event(memo: Receiver, event: kopf.RawEvent, **_: Any) -> None:
-    memo.on_pool(event["type"], _without_managed_fields(event["object"]))
+    memo.on_pool(event["type"], objects.without_managed_fields(event["object"]))
 
 
 async def child_event(memo: Receiver, event: kopf.RawEvent, **_: Any) -> None:
-    memo.on_child(event["type"], _without_managed_fields(event["object"]))
+    memo.on_child(event["type"], objects.without_managed_fields(event["object"]))
 
 
 def watch(kinds: Iterable[objects.Kind]) -> None:
@@ -79,10 +79,4 @@ watch(objects.CHILD_KINDS)
 
 @kopf.on.event("", "v1", "pods", registry=registry)
 async def pod_event(memo: Receiver, event: kopf.RawEvent, **_: Any) -> None:
-    memo.on_pod(event["type"], _without_managed_fields(event["object"]))
-
-
-def _without_managed_fields(body: Any) -> Json:
-    """The object without its record of field owners, which is half of its size and which nothing reads."""
-    metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
-    return {**body, "metadata": metadata}
+    memo.on_pod(event["type"], objects.without_managed_fields(event["object"]))

@@ -80,6 +80,12 @@ class Reference:
         return f"{self.kind.kind} {self.name}"
 
 
+def without_managed_fields(body: Json) -> Json:
+    """The object without its record of field owners, which is half of its size and which nothing reads."""
+    metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
+    return {**body, "metadata": metadata}
+
+
 def controller_uid(body: Json) -> str | None:
     """The uid of the object that owns `body`, if one does."""
     owners: list[Any] = body["metadata"].get("ownerReferences", [])

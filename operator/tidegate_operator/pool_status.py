@@ -47,8 +47,9 @@ class Event:
     reason: str
     message: str
     at: str
-    """RFC 3339. The same event at the same instant is the same object, so posting it again after a crash has no
-    effect."""
+    """RFC 3339. The same event at the same instant is the same object, so posting it twice has the effect of posting it
+    once. `reconcile` records an event after the status that it tells of: an operator that dies between the two leaves the
+    event out."""
     warning: bool = False
 
     def manifest(self, *, controller: str, instance: str) -> Json:

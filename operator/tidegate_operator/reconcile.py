@@ -200,17 +200,17 @@ def pending_report(
 
 
 async def write_report(api: cluster.Cluster, body: Json, report: Json) -> Json:
-    """Writes what a reconcile states of a pool to its status, if that changes it, and records events of what turned.
-    Returns the pool as it is then. Raises ClusterError."""
-    metadata = body["metadata"]
+    """Writes what a reconcile states of a pool to its status, if that changes it, and then records events of what turned: a
+    status that cannot be written would turn at each attempt. Returns the pool as it is then. Raises ClusterError."""
+    metadata, written = body["metadata"], body
+    if _is_news(body, report):
+        written = await api.apply_status(metadata["namespace"], metadata["name"], report, writer=WRITER)
     before = {item["type"]: item for item in body.get("status", {}).get("conditions", ())}
     for condition in report["conditions"]:
         if event := _event(metadata, before.get(condition["type"], {}), condition):
             log.info("%s/%s: %s: %s", metadata["namespace"], metadata["name"], event.reason, event.message)
             await api.record(event)
-    if _is_news(body, report):
-        return await api.apply_status(metadata["namespace"], metadata["name"], report, writer=WRITER)
-    return body
+    return written
 
 
 def _desired(pool: spec.Pool, rules: Rules, children: Iterable[Json]) -> Sequence[Json]:

@@ -296,7 +296,8 @@ class _Target:
         troubles = list(_troubles(self.body, pods, revision))
         is_complete = self.settled and self.body["spec"].get("replicas")
         why = misfit or self._why_not(troubles, now)
-        if not is_complete and served and served["revision"] != revision and why:
+        has_other = "template" in served and served.get("revision") not in (None, revision)
+        if not is_complete and has_other and why:
             told = {"revision": revision, "inputs": self.inputs, "why": why, **({"canary": True} if misfit else {})}
             memory[FAILED] = json.dumps(told)
             return self._with(served["template"], served["revision"], self.inputs, memory)

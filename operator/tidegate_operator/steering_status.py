@@ -91,7 +91,7 @@ def without_engines(before: Json, kept: Json, *, generation: int, now: datetime.
     stated = [
         pool_status.Condition(type="PolicyStable", status=False, reason=NO_ENGINES, message=message),
         pool_status.Condition(type="ReportsCredible", status=None, reason=NO_ENGINES, message="No engine is ready."),
-        store_status.UNKNOWN,
+        store_status.NOT_ASKED,
     ]
     return _unsteered(stated, before, kept, generation=generation, now=now)
 

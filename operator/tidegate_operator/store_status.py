@@ -4,6 +4,7 @@ Pure. Only gateways know a store that the spec names by its address (`state.valk
 one refuses their password. Steering asks them and writes the condition; `pool_status` reads it for Available and Degraded.
 """
 
+import dataclasses
 from collections.abc import Mapping
 
 from tidegate_operator import pool_status
@@ -12,6 +13,9 @@ from tidegate_operator.spec import Json
 CONDITION = pool_status.STORE
 UNKNOWN = pool_status.Condition(
     type=CONDITION, status=None, reason="NotReported", message="No gateway tells whether it reaches the store."
+)
+NOT_ASKED = dataclasses.replace(
+    UNKNOWN, message="No engine is ready, so the operator does not ask the gateways for the store."
 )
 
 

@@ -1,6 +1,7 @@
 """What the operator makes of answers that no API server should give, and of a token that cannot be read."""
 
 import functools
+import json
 
 import pytest
 from kubernetes.aio import client
@@ -45,6 +46,41 @@ async def test_an_answer_that_is_no_json_object_is_an_error_after_which_trying_a
         await server.check_pools("prod")
     with pytest.raises(ClusterError, match="no JSON"):
         await server.lease("prod", "tidegate").read()
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"items": null}', b'{"items": {}}', b'{"items": [7]}', b'{"items": [{}]}'])
+async def test_a_list_without_objects_is_such_an_error(connection, body):
+    connection.body = body
+    server = api_server.ApiServer(connection, instance="test")
+    for asked in (server.pool_keys("prod"), server.pods("prod", "chat"), server.autoscalers("prod")):
+        with pytest.raises(ClusterError, match="the answer to GET /"):
+            await asked
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"metadata": null}', b'{"error": "the page of a proxy"}'])
+async def test_an_answer_without_metadata_is_no_object(connection, body):
+    connection.body = body
+    server = api_server.ApiServer(connection, instance="test")
+    lease = server.lease("prod", "tidegate")
+    for asked in (
+        server.pool("prod", "chat"), server.apply(SERVICE), server.claim("prod", "chat", "prod/tidegate"),
+        server.apply_status("prod", "chat", {}, writer="test"), lease.read(), lease.write({"spec": {}}),
+    ):  # fmt: skip
+        with pytest.raises(ClusterError, match="without metadata"):
+            await asked
+
+
+async def test_no_object_that_is_read_has_the_record_of_its_field_owners(connection):
+    given = {**SERVICE, "metadata": {**SERVICE["metadata"], "managedFields": [{"manager": "kubectl"}]}}
+    server = api_server.ApiServer(connection, instance="test")
+    connection.body = json.dumps(given).encode()
+    found = [
+        await server.pool("prod", "chat"),
+        await server.apply(SERVICE),
+        await server.apply_status("prod", "chat", {}, writer="test"),
+    ]
+    connection.body = json.dumps({"items": [given]}).encode()
+    assert [*found, *await server.pods("prod", "chat")] == [SERVICE] * 4
 
 
 @pytest.mark.parametrize(

@@ -249,3 +249,16 @@ def test_whatever_is_edited_decided_and_paused_each_node_pool_serves_and_the_old
     assert settled
     assert cluster.images() == {"v9"}
     assert min(least.values()) >= 1
+
+
+@pytest.mark.parametrize("text", ["{not json", "[]", "7", "", "[" * 100_000, "{}", '{"revision": "0"}'])
+@pytest.mark.parametrize("key", [canary_hold.SERVED, rollout.FAILED])
+def test_an_annotation_that_a_person_has_broken_stops_no_edit(key, text):
+    cluster = started()
+    for each in cluster.stated.values():
+        if canary_hold.SERVED in each["metadata"].get("annotations", {}):
+            each["metadata"]["annotations"][key] = text
+    cluster.lose("chat-engine-a")
+    _, _, settled = run(cluster, pool(image="v2"))
+    assert settled
+    assert set(engines(cluster, "v2").values()) == {2}

@@ -168,6 +168,35 @@ def test_a_pool_of_any_owner_that_was_deleted_while_its_watch_was_down_is_forgot
     assert api.lists == 2
 
 
+class Troubled(Emptied):
+    """Such an API server, whose first lists fail."""
+
+    async def pool_keys(self, namespace):
+        await super().pool_keys(namespace)
+        if self.lists < 3:
+            raise [KeyError("items"), cluster.ClusterError("no answer")][self.lists - 1]
+        return set()
+
+
+def test_a_list_of_pools_that_fails_in_any_way_is_told_and_tried_again(in_virtual_time, caplog):
+    api, cache = Troubled(), watch_cache.WatchCache()
+
+    async def run():
+        controlling = controller.Controller(
+            api, cache, conftest.RULES, SlowSteering(), NoScaling(), NoCanaries(), resync_s=3600
+        )
+        cache.on_pool("ADDED", pool("chat"))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(controller.COMPARED_S * 3.5):
+                await controlling.find_deleted("prod")
+
+    in_virtual_time(run())
+    assert cache.keys(None) == set()
+    assert [(each.levelname, each.exc_info is not None) for each in caplog.records if "list of the pools" in each.msg] == [
+        ("ERROR", True), ("WARNING", False),
+    ]  # fmt: skip
+
+
 class Listing:
     """An API server that has one pool with one pod, and takes a while to list them. It rejects all writes."""
 

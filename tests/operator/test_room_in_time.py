@@ -14,6 +14,11 @@ START = test_trouble_in_time.START
 ENGINES = "chat-engine-a100"
 
 
+LEFT_S = 30.0
+"""Time after the edit at which the engine on a lost node should have gone."""
+QUOTA = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: gpus"}
+
+
 class Full(test_trouble_in_time.InMemory):
     """A cluster without room for a further engine of the node pool a100."""
 
@@ -26,11 +31,7 @@ class Full(test_trouble_in_time.InMemory):
         engines = manifest["metadata"]["name"] == ENGINES and manifest["kind"] == "Deployment"
         if engines and asyncio.get_running_loop().time() >= EDIT_S:
             made["status"] |= {"replicas": made["status"]["replicas"] + 1, "updatedReplicas": 1}
-            notes, spec = manifest["spec"]["template"]["metadata"]["annotations"], manifest["spec"]["template"]["spec"]
-            lacks = {**test_trouble_in_time.UNSCHEDULABLE, "message": "the sentence: 3 Insufficient nvidia.com/gpu."}
-            pod = test_trouble_in_time.pod({"conditions": [lacks]})
-            labels = manifest["spec"]["template"]["metadata"]["labels"]
-            self.placed = [pod | {"metadata": pod["metadata"] | {"labels": labels, "annotations": notes}, "spec": spec}]
+            self.place(manifest["spec"]["template"], made["status"])
             if self.pending_at_s is None:
                 self.pending_at_s = asyncio.get_running_loop().time()
                 self.watches.on_child("MODIFIED", made)
@@ -39,11 +40,41 @@ class Full(test_trouble_in_time.InMemory):
                 self.stops_at_s = self.stops_at_s or asyncio.get_running_loop().time()
         return made
 
+    def place(self, template, status):
+        """The new engine waits for a node."""
+        lacks = {**test_trouble_in_time.UNSCHEDULABLE, "message": "the sentence: 3 Insufficient nvidia.com/gpu."}
+        pod = test_trouble_in_time.pod({"conditions": [lacks]})
+        tags = {"labels": template["metadata"]["labels"], "annotations": template["metadata"]["annotations"]}
+        self.placed = [pod | {"metadata": pod["metadata"] | tags, "spec": template["spec"]}]
+
+
+class OverQuota(Full):
+    """A cluster whose quota has no room for one, because an old engine is leaving a node that is lost."""
+
+    def place(self, template, status):
+        status |= {"replicas": status["replicas"] - 1, "updatedReplicas": 0, "conditions": [QUOTA]}
+        pod = test_trouble_in_time.pod({})
+        tags = {
+            "labels": template["metadata"]["labels"],
+            "deletionTimestamp": test_trouble_in_time.instant(EDIT_S + LEFT_S),
+        }
+        spec = {**template["spec"], "nodeName": "lost"}
+        self.placed = [pod | {"metadata": pod["metadata"] | tags, "spec": spec}]
+
 
 def test_the_operator_looks_again_when_the_lack_of_room_has_lasted(in_virtual_time):
+    assert_stops_after(in_virtual_time, Full, engine_room.PATIENCE_S)
+
+
+def test_the_operator_looks_again_when_the_time_of_an_engine_that_leaves_is_over(in_virtual_time):
+    assert_stops_after(in_virtual_time, OverQuota, LEFT_S + engine_room.PATIENCE_S)
+
+
+def assert_stops_after(in_virtual_time, kind, least_s):
+    """An old engine stops for a new one in a cluster of this kind, `least_s` after the edit or soon afterwards."""
     body = test_render.body(replicas=4)
     body["metadata"]["annotations"] = {"tidegate.dev/operator": conftest.RULES.operator}
-    api, cache = Full(body), watch_cache.WatchCache()
+    api, cache = kind(body), watch_cache.WatchCache()
 
     async def run():
         loop = asyncio.get_running_loop()
@@ -76,4 +107,4 @@ def test_the_operator_looks_again_when_the_lack_of_room_has_lasted(in_virtual_ti
     assert api.pending_at_s is not None
     assert api.stops_at_s is not None
     took_s = api.stops_at_s - api.pending_at_s
-    assert engine_room.PATIENCE_S <= took_s <= engine_room.PATIENCE_S + 2 * controller.TROUBLED_S
+    assert least_s - 1 <= took_s <= least_s + 2 * controller.TROUBLED_S

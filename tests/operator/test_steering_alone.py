@@ -113,7 +113,11 @@ def test_a_pool_whose_engines_are_gone_claims_neither_a_policy_nor_measurements(
             "No engine is ready, so no policy is in force. The next engine gets urgency, or what is decided then.",
         )
         assert (await condition(cache, "ReportsCredible"))[:2] == ("Unknown", "NoEngines")
-        assert (await condition(cache, "StoreReachable"))[:2] == ("Unknown", "NotReported")
+        assert await condition(cache, "StoreReachable") == (
+            "Unknown",
+            "NotReported",
+            "No engine is ready, so the operator does not ask the gateways for the store.",
+        )
         found = await status(cache)
         assert {name: found[name] for name in ("activePolicy", "steering")} == {
             name: served[name] for name in ("activePolicy", "steering")

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tidegate_operator import controller, objects, pod_trouble
+from tidegate_operator import cluster, controller, objects, pod_trouble, reconcile
 from tidegate_operator.cluster import watch_cache
 
 from . import conftest, test_controller, test_render
@@ -60,6 +60,40 @@ class InMemory:
             assert re.search("the sentence|its volumes or network are not ready", found["Degraded"]["message"])
         self.body = {**self.body, "status": body}
         return self.body
+
+
+class Unwritable(InMemory):
+    """Such an API server that takes no status for a while."""
+
+    def __init__(self, body):
+        super().__init__(body)
+        self.refused, self.told = 0, []
+
+    async def apply_status(self, namespace, name, body, *, writer):
+        if self.refused < 3:
+            self.refused += 1
+            raise cluster.ClusterError("no answer")
+        return await super().apply_status(namespace, name, body, writer=writer)
+
+    async def record(self, event):
+        self.told.append(event.reason)
+
+
+def test_a_status_that_cannot_be_written_leaves_no_event_of_each_attempt(in_virtual_time):
+    body = test_render.body(replicas=4)
+    body["metadata"]["annotations"] = {"tidegate.dev/operator": RULES.operator}
+    api = Unwritable(body)
+
+    async def run():
+        for attempt in range(4):
+            with contextlib.suppress(cluster.ClusterError):
+                now = START + datetime.timedelta(seconds=attempt)
+                await reconcile.reconcile(api, "prod", "chat", rules=RULES, now=now)
+            assert bool(api.told) == (attempt == 3)
+
+    in_virtual_time(run())
+    assert api.refused == 3
+    assert sorted(set(api.told)) == sorted(api.told)
 
 
 def instant(second):

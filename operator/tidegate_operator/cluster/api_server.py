@@ -24,7 +24,7 @@ from kubernetes.aio.client import exceptions
 
 from tidegate_operator import pool_status, replica_allocation
 from tidegate_operator.cluster import ClusterError, RejectedError, UnknownKindError
-from tidegate_operator.objects import GATEWAY_API_KINDS, Kind, Reference, child_kinds
+from tidegate_operator.objects import GATEWAY_API_KINDS, Kind, Reference, child_kinds, without_managed_fields
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 
@@ -146,7 +146,7 @@ class ApiServer:
         digest = hashlib.sha256(owner.encode()).hexdigest()[:16]  # a field manager has at most 128 characters
         path, query = POOLS.path(namespace, name), [("fieldManager", f"{FIELD_MANAGER}-of-{digest}")]
         try:
-            await self.ask("PATCH", path, manifest, query=query, content_type=APPLY)
+            _object(await self.ask("PATCH", path, manifest, query=query, content_type=APPLY), f"PATCH {path}")
         except exceptions.ApiException as error:
             if error.status == HTTPStatus.CONFLICT:
                 return False
@@ -198,19 +198,23 @@ class ApiServer:
         return Lease(self, namespace, name)
 
     async def _list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Json]:
-        query = [("labelSelector", selector)] if selector else []
+        query, path = [("labelSelector", selector)] if selector else [], kind.path(namespace)
         try:
-            found = await self.ask("GET", kind.path(namespace), query=query)
+            found = await self.ask("GET", path, query=query)
         except exceptions.ApiException as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 raise _unknown(kind) from error
             raise _translate(error) from error
+        items = found.get("items")
+        if not isinstance(items, list):
+            raise ClusterError(f"the answer to GET {path} has no list of items")
         # The items of a list carry no apiVersion and kind.
-        return [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in found["items"]]
+        given = {"apiVersion": kind.api_version, "kind": kind.kind}
+        return [{**given, **_object(item, f"GET {path}")} for item in items]
 
     async def read(self, path: str) -> Json | None:
         try:
-            return await self.ask("GET", path)
+            return _object(await self.ask("GET", path), f"GET {path}")
         except exceptions.ApiException as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 return None
@@ -219,7 +223,7 @@ class ApiServer:
     async def _apply(self, path: str, manifest: Json, manager: str) -> Json:
         query = [("fieldManager", manager), ("force", "true")]
         try:
-            return await self.ask("PATCH", path, manifest, query=query, content_type=APPLY)
+            return _object(await self.ask("PATCH", path, manifest, query=query, content_type=APPLY), f"PATCH {path}")
         except exceptions.ApiException as error:
             raise _translate(error) from error
 
@@ -291,13 +295,21 @@ class Lease:
         metadata = {"name": self._name, "namespace": self._namespace, **body.get("metadata", {})}
         whole = {**body, "apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": metadata}
         exists = "resourceVersion" in metadata
-        path = LEASES.path(self._namespace, self._name if exists else None)
+        path, method = LEASES.path(self._namespace, self._name if exists else None), "PUT" if exists else "POST"
         try:
-            return await self._server.ask("PUT" if exists else "POST", path, whole)
+            return _object(await self._server.ask(method, path, whole), f"{method} {path}")
         except exceptions.ApiException as error:
             if error.status in (HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND):
                 return None
             raise _translate(error) from error
+
+
+def _object(found: Any, asked: str) -> Json:
+    """An object of an answer, without its record of field owners. Raises ClusterError for anything else, for example the
+    page of a proxy that is JSON too."""
+    if not isinstance(found, dict) or not isinstance(found.get("metadata"), dict):
+        raise ClusterError(f"the answer to {asked} has an object without metadata")
+    return without_managed_fields(found)
 
 
 def _without(body: Json, path: Sequence[str]) -> Json:
