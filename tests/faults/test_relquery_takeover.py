@@ -13,6 +13,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+import workflow_ledger
+from redis import asyncio as valkey
 
 import fake_engine
 
@@ -79,15 +81,11 @@ def sent(engine: fake_engine.FakeEngine) -> collections.Counter[int]:
     return collections.Counter(int(match[1]) for match in found if match)
 
 
-async def recorded(http: aiohttp.ClientSession, url: str, name: str) -> list[int]:
+async def recorded(store_url: str, name: str) -> list[int]:
     """The rows whose results the store has."""
-    rows: list[int] = []
-    while True:
-        async with http.get(f"{url}{PATH}/{name}/rows?stream=false&after={len(rows)}") as response:
-            page = await response.json()
-        rows += [item["row"] for item in page["data"]]
-        if not page["data"]:
-            return rows
+    async with valkey.Redis.from_url(store_url) as store:
+        results = await store.lrange(f"{workflow_ledger.PREFIX}relquery:results:{name}", 0, -1)
+    return [json.loads(result)["row"] for result in results]
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["another gateway goes on", "a new gateway goes on"])
@@ -103,8 +101,8 @@ async def test_no_finished_row_is_lost_or_runs_again_after_a_gateway_is_killed(
         one.kill()
         await until(lambda: engine.running == 0)
         under_way = set(sent(engine))
+        finished = await recorded(store.url, ledger.name)  # before a new gateway may go on
         two = two or await rig.gateway([engine], store.url, **SETTINGS)
-        finished = await recorded(rig.http, two.url, ledger.name)
         assert 60 <= len(finished) < ROWS
         under_way -= set(finished)
         assert under_way, "rows were under way at the kill"
@@ -130,10 +128,10 @@ async def test_a_gateway_that_slept_beyond_its_lease_disturbs_nothing(rig: Any, 
         ledger = Ledger(rig.http)
         await ledger.submit(one.url, 50)
         one.pause()
-        finished = await recorded(rig.http, two.url, ledger.name)
+        finished = await recorded(store.url, ledger.name)
 
         async def taken_over() -> bool:
-            return len(await recorded(rig.http, two.url, ledger.name)) > len(finished) + 20
+            return len(await recorded(store.url, ledger.name)) > len(finished) + 20
 
         await until(taken_over)
         one.resume()

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 @pytest.mark.parametrize("fsync", ["always", "everysec"])
 async def test_a_store_that_is_killed_again_and_again_loses_nothing_that_was_acknowledged(
-    rig: Any, free_port: Any, figure: Any, fsync: str
+    rig: Any, free_port: Any, until: Any, figure: Any, fsync: str
 ) -> None:
     rng, port, folder = random.Random(fsync), free_port(), rig.folder / "data"
     kept = await rig.valkey(port=port, folder=folder, fsync=fsync)
@@ -35,7 +35,12 @@ async def test_a_store_that_is_killed_again_and_again_loses_nothing_that_was_ack
     async with asyncio.TaskGroup() as group:
         work = group.create_task(workflow_ledger.work_all(client, WORKFLOWS, at_once=AT_ONCE))
         while not work.done() and kills < KILLS:
-            await asyncio.sleep(rng.uniform(0.3, 3 if IS_FULL else 1))
+            if kills:
+                await asyncio.sleep(rng.uniform(0.3, 3 if IS_FULL else 1))
+            else:
+                await until(lambda: ledger.answers)  # the work is under way, however fast the machine is
+            if work.done():
+                break
             kept.kill()
             kills += 1
             await asyncio.sleep(rng.uniform(0.1, 2))

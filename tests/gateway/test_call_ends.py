@@ -2,13 +2,17 @@
 
 import asyncio
 import collections
+import contextlib
 import io
 import pathlib
 import random
 import resource
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tidegate_gateway.workflows import call_ends, waiting_ends
 
@@ -126,9 +130,10 @@ async def test_a_process_that_is_killed_while_the_next_journal_is_written_loses_
             ends.add(end(f"later {each}"))
         with monkeypatch.context() as patched:
             patched.setattr(call_ends._NextJournal, step, killing)
-            with pytest.raises(Killed):
+            with contextlib.suppress(Killed):
                 for _ in range(most // 2 - copied):
                     ends.add(end("next"))
+                raise AssertionError("no next journal was written")
         ends.close()
         again = call_ends.CallEnds(path)
         waits = {call for call, _ in await delivered(again)}
@@ -246,3 +251,69 @@ async def test_an_end_that_is_dropped_while_it_is_recorded_is_counted_once(monke
     await ends.deliver(record)
     assert await delivered(ends) == [("told", True)]
     assert len(ends) == 0
+
+
+def test_the_cost_of_a_dropped_end_does_not_grow_with_the_number_of_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = waiting_ends.WaitingEnds()
+    for number in range(300):
+        waiting.add(end("x", ok=number % 3 == 0, workflow=f"w{number}", tenant=f"t{number % 100}"))
+    monkeypatch.setattr(waiting, "_tenants", Unlisted(waiting._tenants))
+    assert {waiting.drop().ok for _ in range(200)} == {False}, "ends that no client has seen go first"
+    assert {waiting.drop().ok for _ in range(100)} == {True}
+    assert not len(waiting)
+
+
+class Unlisted(dict[str, Any]):
+    """May be asked for one tenant, not for all."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError
+
+    values = items = keys = __iter__  # type: ignore[assignment]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.booleans()), max_size=200))
+def test_the_tenant_that_has_most_of_the_ends_that_go_first_loses_one(steps: list[tuple[int, bool, bool]]) -> None:
+    waiting, counts = waiting_ends.WaitingEnds(), collections.Counter[tuple[bool, str]]()
+    for tenant, ok, is_dropped in steps:
+        if is_dropped and len(waiting):
+            kind = not any(count for (good, _), count in counts.items() if not good)
+            most = max(count for (good, _), count in counts.items() if good == kind)
+            dropped = waiting.drop()
+            assert (dropped.ok, counts[dropped.ok, dropped.tenant]) == (kind, most)
+            counts[dropped.ok, dropped.tenant] -= 1
+        else:
+            waiting.add(end("x", ok=ok, workflow=f"w{tenant}", tenant=f"t{tenant}"))
+            counts[ok, f"t{tenant}"] += 1
+
+
+def test_a_next_journal_that_cannot_be_written_is_tried_again_later(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_ends, "MOST", 100)
+    tried = []
+
+    def fail(*_: object) -> None:
+        tried.append(1)
+        raise OSError
+
+    ends = call_ends.CallEnds(tmp_path / "ends.jsonl")
+    with monkeypatch.context() as patched:
+        patched.setattr(call_ends._NextJournal, "add", fail)
+        for number in range(300):
+            ends.add(end(f"c{number}"))
+    assert 1 < len(tried) <= 10
+    for number in range(50):
+        ends.add(end(f"d{number}"))
+    assert len((tmp_path / "ends.jsonl").read_bytes().splitlines()) < 200
+    ends.close()
+
+
+def test_many_ends_that_are_dropped_share_a_line_of_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(call_ends, "MOST", 10)
+    ends = call_ends.CallEnds()
+    for number in range(1500):
+        ends.add(end(f"c{number}"))
+    assert [record.args[-1] for record in caplog.records if record.args] == [1, 1001]

@@ -1,4 +1,4 @@
-"""A gateway that drains hands over its relQueries while its last calls still run."""
+"""What goes on while something else ends: relQueries of a gateway that drains, and the other rows of one that fails."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 import relquery_requests
 
 import fake_engine
-from tidegate_gateway.relqueries import relquery_runner
+from tidegate_gateway.relqueries import relquery_runner, row_results
 
 PATH = "/v1/relqueries"
 
@@ -54,3 +54,27 @@ async def test_rows_that_wait_to_be_sent_again_do_not_wait_at_a_gateway_that_dra
             await until(lambda: _is_completed(other, made["id"]))
             assert not first.gateway.relquery_runner.in_flight
             assert quick.served == 10
+
+
+async def test_a_row_that_fails_unexpectedly_ends_no_other_row(
+    up: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(relquery_runner, "LEAST_RETRY_S", 0.01)
+    read = row_results.read
+
+    def fail_on_one(row: int, reply: Any) -> Any:
+        if row == 3:
+            raise RuntimeError("a defect")
+        return read(row, reply)
+
+    monkeypatch.setattr(row_results, "read", fail_on_one)
+    async with fake_engine.engine() as engine, up(engine, relqueries={"attempts": 3}) as client:
+        async with client.http.post(client.url + PATH, json=relquery_requests.body(10)) as response:
+            found = await relquery_requests.events(response)
+        assert found[-2][1]["status"] == "completed"
+        rows = {item["row"]: item.get("error") for item in relquery_requests.of_rows(found)}
+        assert sorted(rows) == list(range(10))
+        assert [row for row, error in rows.items() if error] == [3]
+        assert rows[3]["code"] == "internal_error"
+        assert engine.served == 9 + 3, "the other rows ran once"
+    assert "row 3 failed unexpectedly" in caplog.text

@@ -59,6 +59,24 @@ async def test_a_call_that_never_reached_the_store_needs_no_end() -> None:
     await absent.close()
 
 
+@pytest.mark.parametrize(("trouble", "ends"), [(store_contract.Unavailable, 1), (store_contract.NotSent, 0)])
+async def test_a_call_whose_command_was_not_sent_needs_no_end(
+    trouble: type[store_contract.Unavailable], ends: int
+) -> None:
+    class Hanging(Notebook):
+        async def join(self, *_: object, **__: object) -> store_contract.Record:
+            raise trouble("the store does not answer")
+
+    flows, _ = over(Hanging())
+    headers = {"x-tidegate-workflow": "w", "x-tidegate-stage": "a", "x-tidegate-deadline-ms": "60000"}
+    request = parsed_request.from_body(
+        completions.ENDPOINT, {"model": "fake", "prompt": "x"}, http_headers.read(headers)
+    )
+    with pytest.raises(error_table.Shed):
+        await flows.join(request, "c")
+    assert flows.unrecorded == ends
+
+
 async def test_when_too_many_ends_wait_those_that_no_client_has_seen_are_dropped_first() -> None:
     store = Notebook()
     flows, link = over(store)

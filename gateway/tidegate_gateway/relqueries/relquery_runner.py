@@ -345,6 +345,12 @@ class RelQueryRunner:
                 retry_s = error.retry_after_s
             except error_table.GatewayError as error:
                 retry_s = error.retry_after_s
+            except Exception:  # it must not end the other rows, which would begin again with it
+                logger.exception("relQuery %s: row %d failed unexpectedly", running.id, number)
+                failures += 1
+                if failures >= self._bounds.attempts:
+                    return row_results.failed(number, error_table.mistake_of_the_gateway())
+                retry_s = None
             _give_back(place)
             await self._pause(min(max(retry_s or 0.0, LEAST_RETRY_S), MOST_RETRY_S) * random.uniform(0.75, 1.25))
             if place is not None and not self._draining():

@@ -48,10 +48,16 @@ def pool_load(answer: object) -> PoolLoad:
 
 
 def _loads(told: object) -> dict[str, TenantLoad]:
-    return {
-        tenant: TenantLoad(entered, waiting, weight, rate)
-        for tenant, (entered, waiting, weight, rate) in entries([told])
-    }
+    return {tenant: TenantLoad(*load) for tenant, load in numbers([told], len(TenantLoad._fields))}
+
+
+def numbers(value: object, count: int) -> Iterable[tuple[str, list[Any]]]:
+    """The entries of all objects in a Lua list, of each the first `count` numbers. A gateway of another version may tell
+    more, which are left out, or fewer, whose entry is left out."""
+    for name, row in entries(value):
+        found = row[:count] if isinstance(row, list) else []
+        if len(found) == count and all(isinstance(each, int | float) for each in found):
+            yield name, found
 
 
 def chosen(answer: object) -> dict[str, Any]:

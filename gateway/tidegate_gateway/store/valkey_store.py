@@ -202,7 +202,7 @@ class Valkey:
             answer = await self._again(sync)
         self._since_ms = answer["since_ms"]
         others: dict[EngineId, Backlog] = {}
-        for engine, (calls, work_us, output_tokens) in store_answers.entries(answer["others"]):
+        for engine, (calls, work_us, output_tokens) in store_answers.numbers(answer["others"], 3):
             more = Backlog(calls=calls, work_us=work_us, output_tokens=output_tokens)
             others[EngineId(engine)] = others.get(EngineId(engine), Backlog()) + more
         return store_contract.Exchange(

@@ -29,6 +29,9 @@ MOST = 100_000
 AT_ONCE = 8
 """Ends that are given to the store at a time."""
 
+LOGGED_EVERY = 1000
+"""Of the ends that are dropped so many share a line of the log."""
+
 COPIED_AT_ONCE = 16
 """Ends that are copied to a new journal with each one that is added: all 100,000 would stop the event loop for 0.4 s."""
 
@@ -46,6 +49,10 @@ class CallEnds:
         self._journal: io.FileIO | None = None
         self._lines = 0
         self._next: _NextJournal | None = None
+        self._next_at = 0
+        """Lines of the journal from which the next one is written, later after a failure; 0 = twice as many as may wait."""
+        self._dropped = 0
+        """Ends since the last one waited."""
         if journal is not None:
             self._journal = _opened(journal)
             content = self._journal.readall()
@@ -66,7 +73,12 @@ class CallEnds:
         self._waiting.add(end)
         if len(self) > MOST:
             dropped = self._waiting.drop()
-            logger.error("the end of call %s of workflow %s cannot be recorded", dropped.call, dropped.workflow)
+            self._dropped += 1
+            if self._dropped % LOGGED_EVERY == 1:
+                logger.error(
+                    "the end of call %s of workflow %s cannot be recorded, because more than %d ends wait for the store; "
+                    "so far %d are lost", dropped.call, dropped.workflow, MOST, self._dropped,
+                )  # fmt: skip
         if self._journal is None or self._path is None:
             return
         try:
@@ -74,7 +86,8 @@ class CallEnds:
             self._lines += 1
             if self._next is not None:
                 self._copy(end)
-            elif self._lines >= 2 * MOST:
+            elif self._lines >= max(2 * MOST, self._next_at):
+                self._next_at = self._lines + MOST // 10
                 self._next = _NextJournal(self._path, self._waiting)
         except OSError:
             logger.exception("the journal of the ends of calls cannot be written; a killed gateway would forget them")
@@ -91,7 +104,7 @@ class CallEnds:
         except OSError:
             following.abandon()
             raise
-        self._journal, self._lines = following.journal, following.lines
+        self._journal, self._lines, self._next_at = following.journal, following.lines, 0
 
     async def deliver(self, record: Record) -> None:
         """Gives the ends that wait now to `record`, several at a time, until one is not recorded. An end is dropped when it
@@ -113,6 +126,8 @@ class CallEnds:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(min(AT_ONCE, left)):
                 tasks.create_task(give())
+        if not len(self):
+            self._dropped = 0
         if self._lines and not len(self):
             try:
                 self._empty()
@@ -133,7 +148,7 @@ class CallEnds:
             self._next = None
         if self._journal is not None:
             self._journal.truncate(0)
-        self._lines = 0
+        self._lines = self._next_at = 0
 
 
 class _NextJournal:

@@ -21,6 +21,33 @@ class CallEnd:
     """The call ended well, and its client has seen that."""
 
 
+class _Ranks:
+    """Tenants by the number of their ends; the one with most is found in constant time."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._tenants: dict[int, dict[str, None]] = {}
+        self._most = 0
+
+    def change(self, tenant: str, by: int) -> None:
+        """The tenant has one more (1) or one less (-1)."""
+        before = self._counts.pop(tenant, 0)
+        if before:
+            del self._tenants[before][tenant]
+            if not self._tenants[before]:
+                del self._tenants[before]
+        if count := before + by:
+            self._counts[tenant] = count
+            self._tenants.setdefault(count, {})[tenant] = None
+        self._most = max(self._most, count)
+        if self._most not in self._tenants:  # the tenant was the last with so many, and has one less now
+            self._most = count
+
+    def first(self) -> str | None:
+        """The tenant with most; None if none has any."""
+        return next(iter(self._tenants[self._most])) if self._tenants else None
+
+
 class _TenantEnds:
     """The ends of one tenant."""
 
@@ -36,6 +63,8 @@ class WaitingEnds:
     def __init__(self) -> None:
         self._tenants: dict[str, _TenantEnds] = {}
         """The tenant whose turn it is next comes first."""
+        self._ranks = {True: _Ranks(), False: _Ranks()}
+        """By whether the ends ended well."""
         self._taken: set[str] = set()
         """Workflows of which an end is being recorded."""
         self._count = 0
@@ -54,6 +83,7 @@ class WaitingEnds:
         tenant.workflows[end.ok].setdefault(end.workflow, collections.deque()).append(end)
         tenant.count += 1
         self._count += 1
+        self._ranks[end.ok].change(end.tenant, 1)
 
     def take(self) -> CallEnd | None:
         """The next end, which stays here until `give_back`; None if there is none of a workflow that is not taken."""
@@ -77,10 +107,10 @@ class WaitingEnds:
             self._left(end)
 
     def drop(self) -> CallEnd:
-        """Takes out an end of the tenant that has most; while there are any, one that no client has seen."""
-        careless = [tenant for tenant in self._tenants.values() if tenant.workflows[False]]
-        tenant = max(careless or self._tenants.values(), key=lambda each: each.count)
-        workflows = tenant.workflows[False] or tenant.workflows[True]
+        """Takes out an end that no client has seen while there are any, else another one, of the tenant that has most of
+        them. Some end must wait."""
+        ok, name = next((ok, name) for ok in (False, True) if (name := self._ranks[ok].first()) is not None)
+        workflows = self._tenants[name].workflows[ok]
         end = workflows[next(reversed(workflows))].pop()
         self._left(end)
         return end
@@ -89,6 +119,7 @@ class WaitingEnds:
         tenant = self._tenants[end.tenant]
         tenant.count -= 1
         self._count -= 1
+        self._ranks[end.ok].change(end.tenant, -1)
         if not tenant.workflows[end.ok][end.workflow]:
             del tenant.workflows[end.ok][end.workflow]
         if not tenant.count:

@@ -135,7 +135,7 @@ class Workflows:
             )
         except (asyncio.CancelledError, error_table.Shed) as error:
             full = isinstance(error, error_table.Shed) and error.reason in FULL
-            if asked and not full:
+            if asked and not full and not isinstance(error.__cause__, store_contract.NotSent):
                 self._later(workflow, call, ok=False, tenant=fields.tenant)  # the store may have taken it all the same
             raise
         return Membership(stage=stage, call=call, record=record)
