@@ -242,7 +242,7 @@ class TlsHandshake(asyncio.Protocol):
 
 
 def _feed(plain: asyncio.Transport, early: bytes, turns: reading_turns.ReadingTurns) -> None:
-    """Gives bytes to the TLS protocol of the transport, unless its client is gone. What follows them is decrypted in turns."""
+    """Gives bytes to the TLS protocol of the transport, unless its client is gone. Later ones are decrypted in turns."""
     protocol = plain.get_protocol()
     if protocol is not None and not plain.is_closing():
         tls_records.TlsRecords(plain, turns)

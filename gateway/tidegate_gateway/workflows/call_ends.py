@@ -85,22 +85,21 @@ class CallEnds:
             _write(self._journal, _line(end))
             self._lines += 1
             if self._next is not None:
-                self._copy(end)
+                self._copy(self._journal, self._next, end)
             elif self._lines >= max(2 * MOST, self._next_at):
                 self._next_at = self._lines + MOST // 10
                 self._next = _NextJournal(self._path, self._waiting)
         except OSError:
             logger.exception("the journal of the ends of calls cannot be written; a killed gateway would forget them")
 
-    def _copy(self, end: waiting_ends.CallEnd) -> None:
-        """Writes more of the next journal, which takes the place of this one when it has all ends that wait."""
-        assert self._journal is not None and self._next is not None
-        following, self._next = self._next, None
+    def _copy(self, journal: io.FileIO, following: "_NextJournal", end: waiting_ends.CallEnd) -> None:
+        """Writes more of the next journal, which takes the place of the present one when it has all ends that wait."""
+        self._next = None
         try:
             if not following.add(end):
                 self._next = following
                 return
-            following.replace(self._journal)
+            following.replace(journal)
         except OSError:
             following.abandon()
             raise
