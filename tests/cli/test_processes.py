@@ -184,7 +184,7 @@ def test_a_port_in_use_gives_one_sentence_with_the_option_to_change() -> None:
 def test_a_port_is_given_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two, three = (processes.free_port() for _ in range(3))
     while processes._claims:
-        processes._claims.pop().close()
+        os.close(processes._claims.pop())
     numbers = iter([one, one, two, one, two, three])
     monkeypatch.setattr(random, "randrange", lambda *bounds: next(numbers))
     assert [processes.free_port() for _ in range(3)] == [one, two, three]
