@@ -12,7 +12,8 @@ AT_ONCE = 2
 STEP_S = 0.01
 """The time that one turn of the event loop gives to what connections without a turn have sent."""
 READ_S = 0.00001
-"""Of that time, for each read of a socket: what the event loop itself takes for it, about as much as one byte does."""
+"""The part of that time that counts for each read of a socket, beside the work for its bytes: about what the event loop
+itself takes to bring them."""
 SMALL_BYTES = 4 * 1024
 """The requests of most clients have fewer."""
 MOST_BYTES = 128 * 1024 * 1024

@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+from tidegate_policy import tenant_sizes
+
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -24,10 +26,7 @@ class TenantMemory(Generic[K, V]):
         self._count = 0
         self._entries: dict[str, OrderedDict[K, V]] = {}
         """The entries of each tenant that has some, least recently observed first."""
-        self._of_size: dict[int, OrderedDict[str, None]] = {}
-        """The tenants with so many entries, the one that was observed least recently first."""
-        self._largest = 0
-        """The most entries of one tenant."""
+        self._sizes = tenant_sizes.TenantSizes()
 
     def __len__(self) -> int:
         return self._count
@@ -50,7 +49,7 @@ class TenantMemory(Generic[K, V]):
         entries[key] = value
         if len(entries) == before:
             entries.move_to_end(key)
-            self._of_size[before].move_to_end(tenant)
+            self._sizes.observed(tenant, before)
             return None
         self._count += 1
         self._resized(tenant, before, before + 1)
@@ -67,7 +66,8 @@ class TenantMemory(Generic[K, V]):
         return value
 
     def _forget_one(self) -> tuple[str, K, V]:
-        tenant = next(iter(self._of_size[self._largest]))
+        tenant = self._sizes.largest()
+        assert tenant is not None  # more entries than may be
         entries = self._entries[tenant]
         key, value = entries.popitem(last=False)
         self._count -= 1
@@ -76,14 +76,6 @@ class TenantMemory(Generic[K, V]):
 
     def _resized(self, tenant: str, before: int, after: int) -> None:
         """The tenant has one entry more or less."""
-        if before:
-            peers = self._of_size[before]
-            del peers[tenant]
-            if not peers:
-                del self._of_size[before]
-        if after:
-            self._of_size.setdefault(after, OrderedDict())[tenant] = None
-        else:
+        self._sizes.resized(tenant, before, after)
+        if not after:
             del self._entries[tenant]
-        if after > self._largest or (before == self._largest and before not in self._of_size):
-            self._largest = after

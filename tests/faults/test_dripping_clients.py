@@ -1,16 +1,14 @@
 """What a new client waits while others send their first bytes one at a time on many connections, as fast as they can."""
 
-import asyncio
-import contextlib
 import pathlib
 import ssl
-import sys
-import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import affordable_files
 import aiohttp
 import pytest
+import test_new_connections
 import test_port_encryption
 
 import fake_engine
@@ -18,7 +16,6 @@ import fake_engine
 pytestmark = pytest.mark.faults
 
 CONNECTIONS = 1500
-SECONDS = 6
 
 DRIP = """
 import socket, sys
@@ -53,18 +50,17 @@ FIRST_MESSAGE = b"".join(b"\x16\x03\x01\x00\x01" + HELLO[at : at + 1] for at in 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nA: "
 
 
-async def answered_s(url: str, context: ssl.SSLContext | None) -> list[float]:
-    """The times in which clients with connections of their own get an answer, sorted."""
-    times, ends_s = list[float](), time.monotonic() + SECONDS
-    while time.monotonic() < ends_s:
-        began_s = time.monotonic()
-        connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0), ssl=context or True)
-        async with aiohttp.ClientSession(connector=connector) as http, http.get(f"{url}/v1/models") as answer:
+def over_tls(context: ssl.SSLContext) -> Callable[[int], Awaitable[None]]:
+    """As `test_new_connections.ask_http`, over TLS."""
+
+    async def ask(port: int) -> None:
+        connector = aiohttp.TCPConnector(local_addr=test_new_connections.ADDRESS, ssl=context)
+        url = f"https://127.0.0.1:{port}/v1/models"
+        async with aiohttp.ClientSession(connector=connector) as http, http.get(url) as answer:
             assert answer.status == 200
             await answer.read()
-        times.append(time.monotonic() - began_s)
-        await asyncio.sleep(0.02)
-    return sorted(times)
+
+    return ask
 
 
 @pytest.mark.parametrize(
@@ -81,17 +77,8 @@ async def test_clients_that_send_one_byte_at_a_time_keep_no_new_client_waiting(
     async with fake_engine.engine() as engine:
         gateway = await rig.gateway([engine], None, **({"tls": tls} if tls else {}))
         count = affordable_files.affordable(CONNECTIONS, 1)
-        words = [gateway.url.rpartition(":")[2], str(count), first.hex(), rest.hex()]
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", DRIP, *words)
-        try:
-            await asyncio.sleep(1)
-            times = await answered_s(gateway.url, test_port_encryption.trusting(tls) if tls else None)
-            assert process.returncode is None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    for part, found_s, goal_ms in (("p50", times[len(times) // 2], 150), ("max", times[-1], 500)):
-        figure(f"{count} clients send {kind} by the byte: answer {part} of new clients, ms", f"{1000 * found_s:.0f}",
-               goal=f"below {goal_ms}", met=1000 * found_s < goal_ms)  # fmt: skip
-    assert times[len(times) // 2] < 1
+        port = int(gateway.url.rpartition(":")[2])
+        words = [str(port), str(count), first.hex(), rest.hex()]
+        ask = over_tls(test_port_encryption.trusting(tls)) if tls else test_new_connections.ask_http
+        name = f"{count} clients send {kind} by the byte"
+        await test_new_connections.delays(gateway, figure, DRIP, words, ask, port, name, p50_ms=150)

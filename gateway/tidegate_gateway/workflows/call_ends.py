@@ -52,7 +52,7 @@ class CallEnds:
         self._next_at = 0
         """Lines of the journal from which the next one is written, later after a failure; 0 = twice as many as may wait."""
         self._dropped = 0
-        """Ends since the last one waited."""
+        """Ends that were dropped since none waited."""
         if journal is not None:
             self._journal = _opened(journal)
             content = self._journal.readall()
@@ -125,9 +125,10 @@ class CallEnds:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(min(AT_ONCE, left)):
                 tasks.create_task(give())
-        if not len(self):
-            self._dropped = 0
-        if self._lines and not len(self):
+        if len(self):
+            return
+        self._dropped = 0
+        if self._lines:
             try:
                 self._empty()
             except OSError:

@@ -8,6 +8,8 @@ import collections
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tidegate_policy import tenant_sizes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallEnd:
@@ -21,38 +23,12 @@ class CallEnd:
     """The call ended well, and its client has seen that."""
 
 
-class _Ranks:
-    """Tenants by the number of their ends; the one with most is found in constant time."""
-
-    def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
-        self._tenants: dict[int, dict[str, None]] = {}
-        self._most = 0
-
-    def change(self, tenant: str, by: int) -> None:
-        """The tenant has one more (1) or one less (-1)."""
-        before = self._counts.pop(tenant, 0)
-        if before:
-            del self._tenants[before][tenant]
-            if not self._tenants[before]:
-                del self._tenants[before]
-        if count := before + by:
-            self._counts[tenant] = count
-            self._tenants.setdefault(count, {})[tenant] = None
-        self._most = max(self._most, count)
-        if self._most not in self._tenants:  # the tenant was the last with so many, and has one less now
-            self._most = count
-
-    def first(self) -> str | None:
-        """The tenant with most; None if none has any."""
-        return next(iter(self._tenants[self._most])) if self._tenants else None
-
-
 class _TenantEnds:
     """The ends of one tenant."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.counts = {True: 0, False: 0}
+        """By whether they ended well."""
         self.workflows: dict[bool, dict[str, collections.deque[CallEnd]]] = {True: {}, False: {}}
         """By whether they ended well. The workflow whose turn it is next comes first."""
 
@@ -63,7 +39,7 @@ class WaitingEnds:
     def __init__(self) -> None:
         self._tenants: dict[str, _TenantEnds] = {}
         """The tenant whose turn it is next comes first."""
-        self._ranks = {True: _Ranks(), False: _Ranks()}
+        self._sizes = {True: tenant_sizes.TenantSizes(), False: tenant_sizes.TenantSizes()}
         """By whether the ends ended well."""
         self._taken: set[str] = set()
         """Workflows of which an end is being recorded."""
@@ -81,9 +57,7 @@ class WaitingEnds:
     def add(self, end: CallEnd) -> None:
         tenant = self._tenants.setdefault(end.tenant, _TenantEnds())
         tenant.workflows[end.ok].setdefault(end.workflow, collections.deque()).append(end)
-        tenant.count += 1
-        self._count += 1
-        self._ranks[end.ok].change(end.tenant, 1)
+        self._resized(tenant, end, 1)
 
     def take(self) -> CallEnd | None:
         """The next end, which stays here until `give_back`; None if there is none of a workflow that is not taken."""
@@ -109,7 +83,7 @@ class WaitingEnds:
     def drop(self) -> CallEnd:
         """Takes out an end that no client has seen while there are any, else another one, of the tenant that has most of
         them. Some end must wait."""
-        ok, name = next((ok, name) for ok in (False, True) if (name := self._ranks[ok].first()) is not None)
+        ok, name = next((ok, name) for ok in (False, True) if (name := self._sizes[ok].largest()) is not None)
         workflows = self._tenants[name].workflows[ok]
         end = workflows[next(reversed(workflows))].pop()
         self._left(end)
@@ -117,10 +91,15 @@ class WaitingEnds:
 
     def _left(self, end: CallEnd) -> None:
         tenant = self._tenants[end.tenant]
-        tenant.count -= 1
-        self._count -= 1
-        self._ranks[end.ok].change(end.tenant, -1)
+        self._resized(tenant, end, -1)
         if not tenant.workflows[end.ok][end.workflow]:
             del tenant.workflows[end.ok][end.workflow]
-        if not tenant.count:
+        if not any(tenant.counts.values()):
             del self._tenants[end.tenant]
+
+    def _resized(self, tenant: _TenantEnds, end: CallEnd, by: int) -> None:
+        """The tenant has one such end more (1) or less (-1)."""
+        before = tenant.counts[end.ok]
+        tenant.counts[end.ok] = before + by
+        self._count += by
+        self._sizes[end.ok].resized(end.tenant, before, before + by)
