@@ -401,6 +401,13 @@ def test_a_file_without_usable_public_keys_ends_the_start(tmp_path: pathlib.Path
         tokens(path)
 
 
+@pytest.mark.parametrize("algorithm", ["none", "HS256", "RSA-OAEP", ["RS256"], {}, 5, None])
+def test_a_key_for_another_algorithm_does_not_spoil_its_set(tmp_path: pathlib.Path, algorithm: Any) -> None:
+    path = tmp_path / "jwks.json"
+    path.write_text(json.dumps({"keys": [{**public(RSA, "other"), "alg": algorithm}, *KEY_SET["keys"]]}))
+    assert tokens(path).caller_of([("authorization", f"Bearer {token()}")]).tenant == "acme"
+
+
 def test_a_private_key_that_was_published_is_read_as_its_public_part(tmp_path: pathlib.Path) -> None:
     """Its primes would be searched for seconds where the document lacks them."""
     private = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(RSA))

@@ -186,8 +186,10 @@ def _parsed(raw: bytes) -> dict[str | None, jwt.PyJWK]:
 
 
 def _public(key: dict[str, Any]) -> dict[str, Any]:
-    """The public part of a key. Work with numbers of any length would take any time, and so would a private key without its
-    primes."""
+    """The public part of a key; nothing of one for another algorithm, which PyJWT then leaves out. Work with numbers of any
+    length would take any time, and so would a private key without its primes."""
+    if "alg" in key and key["alg"] not in ALGORITHMS:
+        return {}
     public = {name: key[name] for name in LONGEST_PART if name in key}
     fits = all(isinstance(value, str) and len(value) <= LONGEST_PART[name] for name, value in public.items())
     return public if fits else {}

@@ -324,6 +324,7 @@ class RelQueryRunner:
         failures = 0
         retry_s: float | None
         while not self._draining():
+            failure: error_table.GatewayError | None = None
             try:
                 spec.prompt_bytes(values, self._most_prompt_bytes)
                 now = self._clock()
@@ -339,18 +340,16 @@ class RelQueryRunner:
                     return row_results.failed(number, error)
                 retry_s = MOST_RETRY_S  # the model was known when the relQuery came; its engines are gone for now
             except error_table.EngineTrouble as error:
-                failures += 1
-                if failures >= self._bounds.attempts:
-                    return row_results.failed(number, error)
-                retry_s = error.retry_after_s
+                failure, retry_s = error, error.retry_after_s
             except error_table.GatewayError as error:
                 retry_s = error.retry_after_s
             except Exception:  # it must not end the other rows, which would begin again with it
                 logger.exception("relQuery %s: row %d failed unexpectedly", running.id, number)
+                failure, retry_s = error_table.mistake_of_the_gateway(), None
+            if failure is not None:
                 failures += 1
                 if failures >= self._bounds.attempts:
-                    return row_results.failed(number, error_table.mistake_of_the_gateway())
-                retry_s = None
+                    return row_results.failed(number, failure)
             _give_back(place)
             await self._pause(min(max(retry_s or 0.0, LEAST_RETRY_S), MOST_RETRY_S) * random.uniform(0.75, 1.25))
             if place is not None and not self._draining():

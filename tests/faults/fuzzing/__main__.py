@@ -15,7 +15,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-HARNESSES = ("http1", "http2", "json_bodies", "grpc_calls", "engine_answers", "engine_reports", "envoy_streams")
+HARNESSES = (
+    "http1", "http2", "json_bodies", "grpc_calls", "engine_answers", "engine_reports", "envoy_streams", "row_servers",
+    "caller_tokens",
+)  # fmt: skip
 MOST_S = 1.0
 """Of CPU time for one input."""
 HANG_S = 120

@@ -12,7 +12,6 @@ from typing import Any
 import orjson
 from fuzzing import memory_gateway
 
-from tidegate_gateway import http_client, reading_turns
 from tidegate_gateway.edge import grpc_inference
 from tidegate_gateway.lifecycle import engine_client
 from tidegate_gateway.openai import endpoint_registry, error_table, parsed_request, request_fields
@@ -86,32 +85,7 @@ DICTIONARY = (
 )  # fmt: skip
 
 
-class _One:
-    """The connection to the engine."""
-
-    def __init__(self) -> None:
-        self.arrived = memoryview(bytearray(http_client.READ_BYTES))
-        self.made = http_client.Connection(lambda connection: None, reading_turns.ReadingTurns(), self.arrived, 1)
-        self.transport = memory_gateway.Transport()
-        self.made.connection_made(self.transport)
-
-    async def get(self, origin: str) -> http_client.Connection:
-        return self.made
-
-    async def feed(self, data: bytes) -> None:
-        """The engine sends these bytes and closes its connection."""
-        for piece in memory_gateway.pieces(data):
-            if not await self.transport.takes_more():
-                break
-            self.arrived[: len(piece)] = piece
-            self.made.buffer_updated(len(piece))
-            await asyncio.sleep(0)
-        if not self.transport.closed:
-            self.made.eof_received()
-        self.made.connection_lost(None)
-
-
-async def _read(connections: _One, call: parsed_request.ParsedRequest) -> None:
+async def _read(connections: memory_gateway.Peer, call: parsed_request.ParsedRequest) -> None:
     """Reads the answer as an edge does. Raises `GatewayError` and `Finding`."""
     client = engine_client.EngineClient(connections, limits=memory_gateway.GATEWAY.settings.limits)  # type: ignore[arg-type]
     reply = await client.open("http://127.0.0.1:9", call, b"{}", {})
@@ -137,7 +111,7 @@ async def _read(connections: _One, call: parsed_request.ParsedRequest) -> None:
 
 
 async def _try(data: bytes) -> None:
-    call, connections = CALLS[data[0] % len(CALLS)], _One()
+    call, connections = CALLS[data[0] % len(CALLS)], memory_gateway.Peer()
     reading = asyncio.ensure_future(_read(connections, call))
     await asyncio.sleep(0)
     await connections.feed(data[1:])

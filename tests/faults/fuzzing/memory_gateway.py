@@ -195,6 +195,31 @@ def pieces(data: bytes) -> Iterator[bytes]:
         at += size
 
 
+class Peer:
+    """The connection to a server that sends the bytes of an input."""
+
+    def __init__(self) -> None:
+        self.arrived = memoryview(bytearray(http_client.READ_BYTES))
+        self.made = http_client.Connection(lambda connection: None, reading_turns.ReadingTurns(), self.arrived, 1)
+        self.transport = Transport()
+        self.made.connection_made(self.transport)
+
+    async def get(self, origin: str) -> http_client.Connection:
+        return self.made
+
+    async def feed(self, data: bytes) -> None:
+        """The server sends these bytes and closes its connection."""
+        for piece in pieces(data):
+            if not await self.transport.takes_more():
+                break
+            self.arrived[: len(piece)] = piece
+            self.made.buffer_updated(len(piece))
+            await asyncio.sleep(0)
+        if not self.transport.closed:
+            self.made.eof_received()
+        self.made.connection_lost(None)
+
+
 async def settled(is_over: Callable[[], bool]) -> None:
     """Waits until it is over, and no body and no call counts any more. Raises `Finding` if that never happens."""
     until_s = time.monotonic() + SETTLE_S
