@@ -53,7 +53,8 @@ class Held:
             self.add(units)
 
     def add(self, units: int) -> None:
-        """Holds so many units more, or fewer."""
+        """Holds so many units more, or fewer. What was released is not given back twice."""
+        units = max(units, -self.units)
         self.units += units
         self._budget.add(self._tenant, units)
 

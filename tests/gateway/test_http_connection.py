@@ -11,7 +11,7 @@ import pytest
 
 import fake_engine
 from tidegate_gateway import gateway_settings
-from tidegate_gateway.edge import framing_errors, http_listener, http_messages
+from tidegate_gateway.edge import framing_errors, http_connection, http_listener, http_messages
 from tidegate_gateway.openai import error_table
 
 CALL = orjson.dumps({"model": "fake", "prompt": "x", "max_tokens": 2})
@@ -271,3 +271,30 @@ async def test_the_first_request_of_a_connection_follows_no_other_one() -> None:
             await asyncio.sleep(0)
     connection.connection_lost(None)
     assert took == [False, True]
+
+
+async def test_bodies_that_handlers_let_go_after_the_connections_are_lost_count_once() -> None:
+    """Many connections that are lost at the same instant end one after the other, and their handlers go on until then."""
+    stored = asyncio.Event()
+
+    async def submit(request: http_messages.Request, connection: http_connection.Connection) -> None:
+        await stored.wait()
+        connection.release_body()
+
+    route = http_listener.Route(method="POST", path="/rows", handler=submit, streams=True, without_key=True)
+    server = http_listener.Server(http_listener.Routes([route]), gateway_settings.Limits(), leaving=lambda: False)
+    connections = [server() for _ in range(40)]
+    for each in connections:
+        each.connection_made(http2_peer.Transport())
+        each.data_received(post(b"x" * 1000, target=b"/rows"))
+    async with asyncio.timeout(10):
+        while any(each._present is None for each in connections):
+            await asyncio.sleep(0)
+    assert server.bodies.used == 40_000
+    stored.set()
+    for each in connections:
+        each.connection_lost(None)
+    async with asyncio.timeout(10):
+        while any(each.task is not None for each in connections):
+            await asyncio.sleep(0)
+    assert server.bodies.used == 0

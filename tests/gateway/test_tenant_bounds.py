@@ -37,6 +37,16 @@ def test_the_bytes_of_a_budget_are_those_of_its_bodies(steps: list[tuple[int, st
     assert (budget.used, dict(budget._of_tenant)) == (0, {})
 
 
+def test_what_a_lost_connection_has_released_is_not_given_back_again() -> None:
+    budget = tenant_budget.TenantBudget(1000)
+    lost, other = budget.hold("a"), budget.hold("a")
+    lost.add(60)
+    other.add(30)
+    lost.release()
+    lost.add(-60)
+    assert (budget.used, lost.units, other.units) == (30, 0, 30)
+
+
 async def test_a_tenant_that_spends_much_waits_and_the_others_do_not() -> None:
     pace = tenant_pace.TenantPace(100.0, burst_s=1.0)
     order: list[str] = []

@@ -362,7 +362,7 @@ class Connection(asyncio.Protocol):
                 self.abort()
                 return
             self._present, item.body = None, b""
-            if item.body_bytes and self._transport is not None and not self._transport.is_closing():
+            if item.body_bytes:
                 self._bodies.add(-item.body_bytes)
             if not item.keeps:
                 if self._rejected >= framing_errors.REJECTED_IN_A_ROW:
