@@ -139,14 +139,20 @@ class Endings:
 
 
 class LoopSteps:
-    """One step of one piece of work runs between two turns of other work, however many pieces there are at a time."""
+    """One step of one piece of work runs between two turns of other work, however many pieces there are at a time. The
+    tenants whose pieces wait take turns."""
 
-    def __init__(self) -> None:
-        self._one = asyncio.Lock()
+    def __init__(self, tenant: str = "", turns: TenantTurns | None = None) -> None:
+        self._tenant = tenant
+        self._turns = TenantTurns() if turns is None else turns
+
+    def of(self, tenant: str | None) -> "LoopSteps":
+        """The steps of a tenant, which take turns with those of the others."""
+        return LoopSteps(tenant or "", self._turns)
 
     async def next(self) -> None:
         """Returns when it is the turn of the caller's next step."""
-        async with self._one:
+        async with self._turns.of(self._tenant):
             await asyncio.sleep(0)
 
     async def convert(self, items: Sequence[S], convert: Callable[[S], T]) -> list[T]:

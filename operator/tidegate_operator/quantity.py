@@ -1,7 +1,7 @@
 """Quantities of Kubernetes: 1000m and 1 are equal, and so are 1024Mi and 1Gi. The API server rewrites them."""
 
 from collections.abc import Mapping, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, DecimalException
 from typing import Any
 
 _FACTORS = {
@@ -10,6 +10,8 @@ _FACTORS = {
     "E": Decimal(10**18), "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
     "Pi": Decimal(2**50), "Ei": Decimal(2**60),
 }  # fmt: skip
+_LONGEST, _MOST_POWER = 64, 30
+"""Characters of a quantity, and its power of ten. Kubernetes itself counts none above 2^63 - 1 and below 1n."""
 _OBJECTS = ("limits", "requests")
 """Names of the objects whose values are quantities."""
 _FIELDS = ("sizeLimit",)
@@ -17,14 +19,17 @@ _FIELDS = ("sizeLimit",)
 
 
 def number(value: object) -> Decimal | None:
-    """The value of a quantity; None for anything else."""
+    """The value of a quantity; None for anything else, also for a number that no machine has: one such as 1e999999 takes
+    seconds to write."""
     text = str(value)
+    if len(text) > _LONGEST:
+        return None
     suffix = next((known for known in (text[-2:], text[-1:]) if known in _FACTORS), "")
     try:
         found = Decimal(text.removesuffix(suffix)) * _FACTORS.get(suffix, 1)
-    except InvalidOperation:
+    except DecimalException:
         return None
-    return found if found.is_finite() else None
+    return found if found.is_finite() and abs(found.adjusted()) <= _MOST_POWER else None
 
 
 def text(amount: Decimal) -> str:

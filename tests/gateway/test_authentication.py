@@ -158,7 +158,15 @@ async def test_equal_ids_of_two_tenants_never_meet(up: Any, keys_file: pathlib.P
             record = await flows.Get(
                 inference_pb2.GetWorkflowRequest(id="w-1"), metadata=(("authorization", f"Bearer {OTHER}"),)
             )
+            asked = inference_pb2.SubmitRelQueryRequest(
+                model="fake", text="{{a}}", tenant="other", list={"rows": [{"values": {"a": "x"}}]}, max_tokens=2
+            )
+            submitted = inference_pb2_grpc.RelQueriesStub(channel).Submit(
+                asked, metadata=(("authorization", f"Bearer {PROXY}"),)
+            )
+            events = [event async for event in submitted]
         assert (record.id, record.tenant) == ("w-1", "other")
+        assert events[-1].relquery.completed == 1, "a message may name the tenant of a key for all tenants"
 
 
 @pytest.mark.parametrize("key", [ACME, "unknown"])

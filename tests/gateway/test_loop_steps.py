@@ -22,6 +22,24 @@ async def test_one_step_runs_in_a_turn_of_the_event_loop_however_many_lists_are_
     assert max(turns.counts.values()) <= 2 * loop_steps.AT_ONCE, "a turn of the counter may see parts of two"
 
 
+async def test_the_long_work_of_one_tenant_does_not_wait_for_all_work_of_another_one() -> None:
+    steps, done = loop_steps.LoopSteps(), list[str]()
+
+    async def work(tenant: str, count: int) -> None:
+        for _ in range(count):
+            await steps.of(tenant).next()
+            done.append(tenant)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(150):
+            tasks.create_task(work("many", 10))
+        tasks.create_task(work("one", 10))
+    assert done.index("one") <= 150
+    assert [each for each in done if each == "one"] == ["one"] * 10
+    last = len(done) - 1 - done[::-1].index("one")
+    assert last - done.index("one") <= 40, "at least every fourth step is of the tenant with one piece of work"
+
+
 async def test_a_conversion_that_is_cancelled_gives_its_turn_to_the_next() -> None:
     steps = loop_steps.LoopSteps()
     cancelled = asyncio.create_task(steps.convert(range(1000), str))

@@ -122,11 +122,14 @@ def declaration(request: inference_pb2.CreateWorkflowRequest) -> workflow_declar
     )
 
 
-def requester(metadata: http_headers.Headers, idempotency_key: str = "") -> workflow_service.Requester:
-    """The tenant that the metadata names, and the idempotency key of the message. Raises `BadRequest`."""
+def requester(
+    metadata: http_headers.Headers, idempotency_key: str = "", tenant: str = ""
+) -> workflow_service.Requester:
+    """The tenant that the metadata or the message names, and the idempotency key of the message. Raises `BadRequest`."""
     names = request_fields.GRPC_NAMES
     key = request_fields.text(idempotency_key, names.idempotency_key) if idempotency_key else None
-    return workflow_service.Requester(tenant=http_headers.tenant(metadata), key=key, names=names)
+    named = request_fields.text(tenant, "tenant") if tenant else http_headers.tenant(metadata)
+    return workflow_service.Requester(tenant=named, key=key, names=names)
 
 
 def _body(request: inference_pb2.GenerateRequest) -> tuple[endpoint.Endpoint, dict[str, Any]]:

@@ -30,11 +30,11 @@ class RelQueries(inference_pb2_grpc.RelQueriesServicer):
     async def Submit(self, request: inference_pb2.SubmitRelQueryRequest, context: grpc_answers.Context) -> None:
         try:
             metadata = grpc_answers.metadata(context)
-            by = grpc_requests.requester(metadata, request.idempotency_key)
             fields = grpc_requests.fields(request, metadata)
+            by = grpc_requests.requester(metadata, request.idempotency_key, request.tenant)
             spec = relquery_submission.spec(grpc_requests.relquery(request), fields)
             self._relqueries.check(spec)
-            rows = row_tables.RowCollector(spec.template, self._bounds, self._relqueries.steps)
+            rows = row_tables.RowCollector(spec.template, self._bounds, self._relqueries.steps.of(fields.tenant))
             async with contextlib.AsyncExitStack() as fetching:
                 if request.WhichOneof("rows") == "rows_url":
                     await fetching.enter_async_context(self._relqueries.fetching(spec))

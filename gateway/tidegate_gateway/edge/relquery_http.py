@@ -95,7 +95,9 @@ class RelQueryApi:
             raise BadRequest(
                 f"a JSON body is at most {most} bytes; send more rows as a form with a file", code="body_too_large"
             )
-        document, items = await row_tables.split_document(raw, self._bounds.rows, self._relqueries.steps)
+        document, items = await row_tables.split_document(
+            raw, self._bounds.rows, self._relqueries.steps.of(fields.tenant)
+        )
         spec, rows = self._begin(document, fields)
         url = document.get("rows_url")
         if (url is None) == (not items):
@@ -113,14 +115,15 @@ class RelQueryApi:
         fields: request_fields.RequestFields,
         fetching: contextlib.AsyncExitStack,
     ) -> tuple[relquery_submission.RelQuerySpec, row_tables.RowCollector]:
-        parts = await multipart_form.parts(raw, content_type, self._relqueries.steps)
+        steps = self._relqueries.steps.of(fields.tenant)
+        parts = await multipart_form.parts(raw, content_type, steps)
         file = parts.pop("rows", None)
         _check_fields(raw, parts)
         document, step_bytes = {}, 0
         for name, part in parts.items():
             step_bytes += part.bytes
             if step_bytes > FIELDS_STEP_BYTES:
-                await self._relqueries.steps.next()
+                await steps.next()
                 step_bytes = part.bytes
             document[name] = _field(name, raw, part)
         spec, rows = self._begin(document, fields)
@@ -151,7 +154,7 @@ class RelQueryApi:
         """Checks everything but the rows, so that an error of the request does not wait for them."""
         spec = relquery_submission.spec(document, fields)
         self._relqueries.check(spec)
-        return spec, row_tables.RowCollector(spec.template, self._bounds, self._relqueries.steps)
+        return spec, row_tables.RowCollector(spec.template, self._bounds, self._relqueries.steps.of(fields.tenant))
 
     async def _get(self, request: http_messages.Request, relquery: str) -> http_messages.Response:
         record = await self._relqueries.get(relquery, http_requester.of(request))

@@ -376,7 +376,7 @@ class RelQueryRunner:
         place = self._large_rows.of(tenant)
         await place.take()
         try:
-            await self._steps.next()
+            await self._steps.of(tenant).next()
         except asyncio.CancelledError:
             place.give_back()
             raise

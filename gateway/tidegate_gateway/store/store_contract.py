@@ -241,4 +241,5 @@ class Store(Protocol):
         """Sets or clears a chosen policy; the choices as they are then."""
 
     async def spend(self, tenant: str, tokens: int, per_minute: int, *, used: bool = False) -> float:
-        """Books a tenant's tokens; seconds until the tenant may try again, 0 = booked. Used tokens are always booked."""
+        """Books a tenant's tokens; seconds until the tenant may try again, 0 = booked. Used tokens are always booked, and
+        wait for no turn."""

@@ -153,7 +153,7 @@ class Valkey:
         def record(raw: bytes) -> store_contract.Record:
             return store_answers.record(orjson.loads(raw) | {"now_ms": now_ms})
 
-        return await self._steps.convert(found, record), bool(more)
+        return await self._steps.of(by).convert(found, record), bool(more)
 
     async def expire(self, limit: int) -> bool:
         seconds, microseconds = await self.guard(self.client.time())
@@ -255,7 +255,7 @@ class Valkey:
 
     async def spend(self, tenant: str, tokens: int, per_minute: int, *, used: bool = False) -> float:
         keys = [self.key(f"tokens:{tenant}"), self.key(f"once:{_own().key}")]
-        wait_ms = await self.run("spend", keys, [tokens, per_minute, int(used)], by=tenant)
+        wait_ms = await self.run("spend", keys, [tokens, per_minute, int(used)], by=None if used else tenant)
         return int(cast("int", wait_ms)) / 1000
 
     def key(self, name: str) -> str:

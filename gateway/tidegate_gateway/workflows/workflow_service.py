@@ -191,8 +191,9 @@ class Workflows:
             await asyncio.sleep(RECORDED_LOOK_S)
 
     async def flush(self) -> None:
-        """Records the ends that wait, as far as the store takes them."""
-        await self._unrecorded.deliver(lambda end: self._record(end.workflow, end.call, ok=end.ok, tenant=end.tenant))
+        """Records the ends that wait, as far as the store takes them. Their tenants take turns here, and not at the store
+        too, where the ends of one tenant would wait behind its other commands and keep the rest waiting."""
+        await self._unrecorded.deliver(lambda end: self._record(end.workflow, end.call, ok=end.ok))
         self._metrics.unrecorded.set(self.unrecorded)
 
     # The API. A request that names a tenant does not see the workflows of other tenants.
@@ -230,7 +231,7 @@ class Workflows:
             size = new_size
             same = dataclasses.replace(record, now_ms=0)
             if same != seen:
-                await self._steps.next()  # many watchers may have a large record to show
+                await self._steps.of(by.tenant).next()  # many watchers may have a large record to show
                 yield record
                 seen, look_s, shown_at_s = same, LEAST_LOOK_S, time.monotonic()
             elif time.monotonic() >= shown_at_s + SILENT_S:
@@ -253,7 +254,7 @@ class Workflows:
         subject = _Subject(workflow="", names=by.names)
         async with self._places.taken(by.tenant or "", READ_S, READERS):
             records, more = await self._ask(lambda store: store.listed(state, limit, by=by.tenant), subject)
-            return await self._steps.convert(records, view), more
+            return await self._steps.of(by.tenant).convert(records, view), more
 
     async def complete_stage(self, workflow: str, stage: str, by: Requester) -> store_contract.Record:
         """Ends a stage (a tool step, or the last of its undeclared calls)."""
