@@ -21,6 +21,8 @@ class Notebook:
     """As much of a store as the outbox needs."""
 
     ends: list[tuple[str, bool]] = field(default_factory=list)
+    turns: set[str | None] = field(default_factory=set)
+    """The tenants whose turns the ends took; None = they waited for none."""
     answers: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def finish(
@@ -28,6 +30,7 @@ class Notebook:
     ) -> store_contract.Record:
         await self.answers.wait()
         self.ends.append((call, ok))
+        self.turns.add(tenant)
         return store_contract.Record(
             id=workflow, state="running", template="", tenant="", created_ms=0, deadline_ms=1, now_ms=0, stages=()
         )
@@ -43,6 +46,17 @@ def member(call: str) -> workflow_service.Membership:
         id="w", state="running", template="", tenant="", created_ms=0, deadline_ms=1000, now_ms=0, stages=()
     )
     return workflow_service.Membership(stage="a", call=call, record=record)
+
+
+async def test_ends_that_waited_take_no_turn_of_their_tenant() -> None:
+    """Else those of a tenant with many commands would keep the ends of all others waiting: a few are recorded at a time."""
+    notebook = Notebook()
+    notebook.answers.set()
+    flows, link = over(notebook)
+    link.up = True
+    flows.cut(member("c0"))
+    await flows.flush()
+    assert (notebook.ends, notebook.turns) == ([("c0", False)], {None})
 
 
 async def test_a_call_that_never_reached_the_store_needs_no_end() -> None:

@@ -60,6 +60,26 @@ async def test_ends_of_calls_take_the_turns_of_their_tenants(valkey_url: str) ->
         await store.close()
 
 
+async def test_tokens_that_were_used_wait_for_no_tenant(valkey_url: str) -> None:
+    """Else the tokens of all tenants would be told late while one of them has many commands."""
+    settings = gateway_settings.Store(url=valkey_url, pool=secrets.token_hex(4), timeout_s=30.0, connections=5)
+    store = valkey_store.Valkey(settings, gateway="g1")
+    try:
+        ended: list[bool] = []
+
+        async def spend(*, used: bool) -> None:
+            await store.spend("flood", 1, 1_000_000, used=used)
+            ended.append(used)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(200):
+                group.create_task(spend(used=False))
+            group.create_task(spend(used=True))
+        assert ended.index(True) <= 10
+    finally:
+        await store.close()
+
+
 async def took(turns: loop_steps.TenantTurns, tenant: str, order: list[str]) -> None:
     async with turns.of(tenant):
         order.append(tenant)
