@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
 
 import event_loop_turns
 import pytest
@@ -262,6 +264,41 @@ async def test_large_answers_are_bounded_in_sum() -> None:
         assert 0 < len(shed) < 6
         assert (await client.open(serving.url, request, b"hi", {})).first == large, "nothing stays counted"
     connections.close()
+
+
+class Dripping:
+    """A connection, and the only one of its pool, whose answer of 300,000 bytes comes in parts of two."""
+
+    status, content_type, ended = 400, "application/json", True
+
+    def __init__(self) -> None:
+        self._left = 150_000
+
+    async def get(self, origin: str) -> "Dripping":
+        return self
+
+    async def send(self, request: bytes) -> None:
+        pass
+
+    async def read(self) -> bytes:
+        self._left -= 1
+        return b"%02d" % (self._left % 100) if self._left >= 0 else b""
+
+    def close(self) -> None:
+        pass
+
+
+async def test_an_answer_that_comes_in_very_small_parts_takes_no_more_memory_than_another() -> None:
+    client = engine_client.EngineClient(cast("Any", Dripping()), limits=gateway_settings.Limits())
+    completions = next(kind for kind in endpoint_registry.ENDPOINTS if kind.path == "/v1/completions")
+    body = {"model": "m", "prompt": "x"}
+    request = parsed_request.from_body(completions, body, request_fields.RequestFields(), most_choices=1)
+    tracemalloc.start()
+    reply = await client.open("http://127.0.0.1:9", request, b"hi", {})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert reply.first == b"".join([b"%02d" % (left % 100) for left in reversed(range(150_000))])
+    assert peak < 3 * len(reply.first), "the parts, and the whole answer"
 
 
 def test_the_first_lines_of_requests_to_an_engine_are_made_once() -> None:

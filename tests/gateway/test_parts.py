@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import pathlib
+import sys
 import tracemalloc
 from typing import Any
 
@@ -93,6 +94,41 @@ def test_a_long_event_that_comes_byte_by_byte_is_not_searched_again_and_again() 
     assert whole == b""
     assert tap.feed(b"\n").endswith(b'y"}]}\n\n')
     assert tap.meter.tokens == 1
+
+
+def test_a_long_event_is_not_copied_for_each_usage_event_behind_it() -> None:
+    tap, calls = tapped(), list[str]()
+    start = b'data:{"a":"' + b"x" * 2**20
+
+    def profile(_frame: object, event: str, function: Any) -> None:
+        text = getattr(function, "__self__", b"")
+        if event == "c_call" and isinstance(text, bytes) and len(text) >= 2**20:
+            calls.append(function.__name__)
+
+    assert tap.feed(start) == b""
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        block = tap.feed(b'"}\n\n' + b'data:{"choices":[]}\n\n' * 700 + b": ping\n\n")
+    finally:
+        sys.setprofile(before)
+    assert block == start + b'"}\n\n: ping\n\n'
+    assert len(calls) < 50, "steps whose time grows with the long event"
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("line", [b"a", b":", b"data:", b"id: 5"])
+@pytest.mark.parametrize("first", [b'data:{"choices":[{}]}', b"event: x", b":", b"id: 5"])
+def test_an_event_of_very_many_lines_is_given_up(first: bytes, line: bytes, end: bytes) -> None:
+    with pytest.raises(event_stream.NotEvents, match="lines"):
+        tapped().feed(end.join([first, *[line] * 20_000, b":}"]) + 2 * end)
+    event = end.join([first, *[line] * 500, b":}"]) + 2 * end
+    assert tapped().feed(event) == event
+
+
+def test_many_events_in_a_block_are_no_event_of_many_lines() -> None:
+    block = b'event: x\nid: 5\ndata: {"choices":[{}]}\n\n' * 800
+    assert tapped().feed(block) == block
 
 
 @pytest.mark.parametrize("raw", [b"[" * 4_000_000, b"[]," * 2_000_000, b'{"usage":' + b"[]," * 2_000_000])

@@ -50,6 +50,18 @@ def test_a_chat_answer_names_its_first_tool(said: dict[str, Any], tool: str) -> 
     assert tool_calls.of_chat_event(orjson.dumps({"choices": [{"index": 0, "delta": said}]})) == tool
 
 
+@pytest.mark.parametrize("more", [{}, 7, {"type": "message"}])
+def test_no_more_parts_of_an_answer_are_searched_for_a_tool_than_answers_have(more: object) -> None:
+    few, many = tool_calls.MOST_SEARCHED - 1, tool_calls.MOST_SEARCHED
+    named = {"type": "function_call", "name": "search", "arguments": "{}"}
+    choice, call = {"message": message("search")}, {"function": named}
+    for count, tool in ((few, "search"), (many, "")):
+        others = [more] * count
+        assert tool_calls.of_chat({"choices": [*others, choice]}) == tool
+        assert tool_calls.of_chat({"choices": [{"message": {"tool_calls": [*others, call]}}]}) == tool
+        assert tool_calls.of_response({"output": [*others, named]}) == tool
+
+
 @given(answer=JSON)
 def test_an_answer_of_any_form_names_a_tool_or_none(answer: object) -> None:
     assert isinstance(tool_calls.of_chat_event(orjson.dumps(answer)), str)
@@ -86,7 +98,7 @@ def test_an_event_is_searched_for_a_tool_neither_where_it_is_long_nor_without_en
     meter = event_stream.Meter(endpoint=chat_completions.ENDPOINT, offers_tools=True)
     tap = event_stream.Tap(stream, meter, wants_usage=True)
     for _ in range(3):
-        tap.feed(b'data: {"x":"\n:"name"\n' + b"a\n" * tool_calls.MOST_BYTES + b'"}\n\n')
+        tap.feed(b'data: {"x":"\n:"name"\n' + b"a" * tool_calls.MOST_BYTES + b'"}\n\n')
     assert tap._looks == tool_calls.MOST_LOOKS
     for _ in range(3 * tool_calls.MOST_LOOKS):
         tap.feed(b'data: {"x":"\n:"name"\n"}\n\n')

@@ -10,6 +10,10 @@ from tidegate_gateway.lifecycle import relay
 from tidegate_gateway.openai import bounded_json, endpoint, error_table, parsed_request
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
+GARBLED = "the engine's stream is garbled"
+BLANK = (b"\n", b"\r\n")
+"""The line that ends an event."""
+
 
 class Inference(inference_pb2_grpc.InferenceServicer):
     """Generation."""
@@ -33,7 +37,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
                 block = answer.reply.take_first()
                 while block:
                     try:
-                        for text, reason in _pieces(block, parsed.endpoint):
+                        for text, reason in _pieces(block, parsed):
                             finish = reason or finish
                             if text:
                                 await grpc_answers.write(context, write_s, inference_pb2.GenerateResponse(text=text))
@@ -85,21 +89,24 @@ def _accepted(request: parsed_request.ParsedRequest, answer: relay.Relay) -> inf
     )
 
 
-def _pieces(block: bytes, kind: endpoint.Endpoint) -> Iterator[tuple[str, str]]:
-    """Text and finish reason of each event in a block. Raises `EngineTrouble` for an error event."""
-    for payload in _payloads(block, kind):
-        try:
+def _pieces(block: bytes, request: parsed_request.ParsedRequest) -> Iterator[tuple[str, str]]:
+    """Text and finish reason of each choice in a block. Raises `EngineTrouble` for an error event, and for a block that
+    holds more than the answer to `request` can have."""
+    try:
+        if len(block) > bounded_json.UNCOUNTED_BYTES:
+            bounded_json.PartCount(bounded_json.ENGINE_PARTS).add(block)
+        for payload in _payloads(block, request.endpoint):
             event = bounded_json.of_engine(payload)
-        except ValueError as error:
-            raise error_table.EngineTrouble("the engine's stream is garbled") from error
-        if not isinstance(event, dict):
-            raise error_table.EngineTrouble("the engine's stream is garbled")
-        if "error" in event:
-            words = error_table.engine_message(payload)[0]
-            raise error_table.EngineTrouble(f"the engine failed in mid-answer: {words}")
-        if not endpoint.has_choices(event):
-            raise error_table.EngineTrouble("the engine's stream is garbled")
-        yield from map(_piece, event["choices"])
+            if not isinstance(event, dict):
+                raise error_table.EngineTrouble(GARBLED)
+            if "error" in event:
+                words = error_table.engine_message(payload)[0]
+                raise error_table.EngineTrouble(f"the engine failed in mid-answer: {words}")
+            if not endpoint.has_choices(event) or len(event["choices"]) > request.size.choices:
+                raise error_table.EngineTrouble(GARBLED)
+            yield from map(_piece, event["choices"])
+    except ValueError as error:
+        raise error_table.EngineTrouble(GARBLED) from error
 
 
 def _piece(choice: dict[str, Any]) -> tuple[str, str]:
@@ -114,7 +121,18 @@ def _payloads(block: bytes, kind: endpoint.Endpoint) -> Iterator[bytes]:
     """The data of each event in a block, without the end marker. A slow client takes them one after the other, and a
     list of all of them would take ten times the memory of the block."""
     end_marker = b"" if kind.stream is None else kind.stream.end_marker
+    data = b""
+    more: list[bytes] = []
     for line in io.BytesIO(block):
-        payload = line.removeprefix(b"data:").strip()
-        if line.startswith(b"data:") and payload != end_marker:
-            yield payload
+        if line in BLANK:
+            if more:
+                data = b"\n".join([data, *more])
+                more.clear()
+            if data and data != end_marker:
+                yield data
+            data = b""
+        elif line.startswith(b"data:"):
+            if data:
+                more.append(line[5:].strip())
+            else:
+                data = line[5:].strip()

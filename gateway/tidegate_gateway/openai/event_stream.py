@@ -11,6 +11,8 @@ from tidegate_gateway.openai import bounded_json, endpoint, tool_calls
 from tidegate_gateway.openai.endpoint import MOST_TOKENS, Endpoint
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
+MOST_LINES, UNCOUNTED_BYTES = 1000, 16 * 1024
+"""Lines of an event, whose readers look at each one. Those of engines have one or two. Shorter events may have more."""
 MORE_EVENTS = 16
 """Events of a choice that carry no token, such as the one with the role, and a reserve."""
 COMMENTS, COMMENTS_PER_TOKEN = 1000, 16
@@ -98,15 +100,23 @@ class Tap:
         self.meter.tokens += plain
         if self.meter.tokens > self.meter.most_events:
             raise NotEvents("more events than the request allows tokens")
-        kept = rest
-        for event in rest.removesuffix(boundary).split(boundary) if rest else ():
+        if not rest:
+            return block
+        events = rest.removesuffix(boundary).split(boundary)
+        if len(rest) > UNCOUNTED_BYTES:
+            _bound_lines(events)
+        left_out: set[bytes] = set()
+        for event in events:
             if not event or event.startswith(b":"):
                 self._comments += 1
             elif not self._keep(event):
-                kept = kept.replace(event + boundary, b"", 1)
+                left_out.add(event)
         if self._comments > COMMENTS + COMMENTS_PER_TOKEN * self.meter.tokens:
             raise NotEvents("comments without end")
-        return block if kept is rest else block[: len(block) - len(rest)] + kept
+        if not left_out:
+            return block
+        kept = [event + boundary for event in events if event not in left_out]
+        return block[: len(block) - len(rest)] + b"".join(kept)
 
     def _hold(self, data: bytes) -> None:
         self._rest += data
@@ -192,3 +202,10 @@ class Tap:
         except (ValueError, AttributeError) as error:
             raise NotEvents("an event that is no JSON object") from error
         return self._wants_usage
+
+
+def _bound_lines(events: list[bytes]) -> None:
+    """Raises `NotEvents` for an event of too many lines."""
+    for event in events:
+        if len(event) > UNCOUNTED_BYTES and event.count(b"\n") >= MOST_LINES:
+            raise NotEvents(f"an event of more than {MOST_LINES} lines")

@@ -18,6 +18,8 @@ MOST_LOOKS = 16
 tool counts as one without a tool."""
 MOST_INVOCATIONS = 256
 """Of one message, whose arguments count."""
+MOST_SEARCHED = 256
+"""Choices of an answer, invocations of a choice, or items of a response that are searched for a tool."""
 MOST_BYTES = 256 * 1024
 """An event that is longer is not read, nor is a block of events."""
 
@@ -66,7 +68,7 @@ def of_chat_event(payload: bytes) -> str:
 def of_response(response: object) -> str:
     """The tool of a response of `/v1/responses`; "" = none."""
     output = response.get("output") if isinstance(response, dict) else None
-    for item in output if isinstance(output, list) else ():
+    for item in output[:MOST_SEARCHED] if isinstance(output, list) else ():
         if isinstance(item, dict) and item.get("type") == "function_call":
             return _name(item)
     return ""
@@ -74,12 +76,12 @@ def of_response(response: object) -> str:
 
 def _of_choices(answer: Mapping[str, Any], part: str) -> str:
     choices = answer.get("choices")
-    for choice in choices if isinstance(choices, list) else ():
+    for choice in choices[:MOST_SEARCHED] if isinstance(choices, list) else ():
         said = choice.get(part) if isinstance(choice, dict) else None
         if not isinstance(said, dict):
             continue
         calls = said.get("tool_calls")
-        for call in calls if isinstance(calls, list) else ():
+        for call in calls[:MOST_SEARCHED] if isinstance(calls, list) else ():
             found = _name(call.get("function")) if isinstance(call, dict) else ""
             if found:
                 return found

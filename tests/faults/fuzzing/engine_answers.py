@@ -101,7 +101,7 @@ async def _read(connections: memory_gateway.Peer, call: parsed_request.ParsedReq
             if not call.endpoint.asks_for_usage:
                 list(grpc_inference._payloads(block, call.endpoint))
             else:
-                list(grpc_inference._pieces(block, call.endpoint))
+                list(grpc_inference._pieces(block, call))
             block = await reply.next_block()
         if reply.meter.tokens > reply.meter.most_events:
             raise memory_gateway.Finding("a stream has more events than its request allows")
