@@ -25,6 +25,7 @@ import steady_calls
 import fake_engine
 from tidegate_gateway.edge import grpc_messages
 from tidegate_gateway.edge import http2_frames as h2
+from tidegate_gateway.openai import escaped_text
 from tidegate_proto.v1 import inference_pb2
 
 IS_FULL = "TIDEGATE_FAULTS" in os.environ
@@ -139,6 +140,11 @@ def body_of(characters: int) -> bytes:
     return orjson.dumps({"model": "fake", "prompt": "x" * characters, "max_tokens": 1})
 
 
+def counted_bytes(message: bytes) -> int:
+    """What counts of a message: its bytes, what its texts take more as JSON, and its fields."""
+    return len(message) + escaped_text.added_bytes(message) + FIELDS * grpc_messages.ENTRY_BYTES
+
+
 async def first_token_of_urgent_s(rig: Any, url: str) -> float:
     body = {"model": "fake", "prompt": "x", "max_tokens": 1, "stream": True}
     sent_at_s = time.monotonic()
@@ -157,7 +163,7 @@ async def test_very_many_calls_wait_over_few_connections(
     """Over gRPC a call takes no open file, so 100,000 of them wait on any machine. Urgent calls overtake them."""
     rng = random.Random(7)
     messages = [message_of(rng.randrange(20, 2000)) for _ in range(MOST + RUNNING)]
-    bodies_bytes = round(sum(len(one) + FIELDS * grpc_messages.ENTRY_BYTES for one in messages) / ONE_TENANT)
+    bodies_bytes = round(sum(map(counted_bytes, messages)) / ONE_TENANT)
     async with (
         fake_engine.engine(tokens=1, first_s=3600) as engine,
         asyncio.TaskGroup() as following,

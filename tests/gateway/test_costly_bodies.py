@@ -13,7 +13,7 @@ import pytest
 
 import fake_engine
 from tidegate_gateway import loop_steps
-from tidegate_gateway.openai import bounded_json, engine_body, engine_fields
+from tidegate_gateway.openai import bounded_json, engine_body, engine_fields, prompt_prefix
 from tidegate_proto.v1 import inference_pb2
 
 MANY = {"type": "object", "properties": {f"f{index}": {"type": "string"} for index in range(1000)}}
@@ -59,6 +59,27 @@ async def test_a_field_has_a_bound_of_lists_and_objects(up: Any) -> None:
         assert (status, answer["error"]["param"]) == (400, "response_format")
         assert (await client.ask(response_format=schema(1000)))[0] == 200
         assert (await client.ask(user="[" * (engine_fields.MOST_BRACKETS + 1)))[0] == 200, "a text has no lists"
+
+
+@pytest.mark.parametrize("fields", [{"messages": [{"role": "user", "content": "x" * 100_000}]}, {"x": [0] * 2000}])
+async def test_other_work_runs_between_the_look_at_a_large_prompt_and_its_json(
+    up: Any, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    order, read, pack = list[str](), prompt_prefix.read, engine_body.pack
+
+    def noted_read(*arguments: Any) -> Any:
+        asyncio.get_running_loop().call_soon(order.append, "others")
+        return read(*arguments)
+
+    def noted_pack(body: dict[str, Any]) -> None:
+        order.append("pack")
+        pack(body)
+
+    monkeypatch.setattr(prompt_prefix, "read", noted_read)
+    monkeypatch.setattr(engine_body, "pack", noted_pack)
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
+        assert (await client.ask(**fields))[0] == 200
+    assert order == ["others", "pack"]
 
 
 async def test_costly_bodies_of_a_tenant_wait_behind_the_first_one_of_another(

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import grpc
+import orjson
 import pytest
 from google.protobuf import message, struct_pb2
 from hypothesis import given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import fake_engine
 from tidegate_gateway.edge import grpc_messages, message_entries
+from tidegate_gateway.openai import escaped_text
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_proto.v1 import inference_pb2, inference_pb2_grpc
 
@@ -23,7 +25,7 @@ MANY = grpc_messages.MOST_ENTRIES["GenerateRequest"] + 1
 
 def conversation(texts: list[tuple[str, str]]) -> inference_pb2.GenerateRequest:
     messages = [inference_pb2.Message(role=role, content=content) for role, content in texts]
-    return inference_pb2.GenerateRequest(model="m", messages=inference_pb2.Messages(messages=messages))
+    return inference_pb2.GenerateRequest(model="fake", messages=inference_pb2.Messages(messages=messages))
 
 
 def varint(number: int) -> bytes:
@@ -131,6 +133,53 @@ async def test_the_messages_of_all_calls_have_one_bound(up: Any, until: Any) -> 
                 await asyncio.sleep(0)
 
         await until(has_room)
+
+
+@given(text=st.text(alphabet=st.characters(max_codepoint=0x2030, exclude_categories=["Cs"])))
+def test_the_bytes_of_a_text_as_json_are_counted(text: str) -> None:
+    assert escaped_text.json_bytes(text) == len(orjson.dumps(text)) - 2
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+@pytest.mark.parametrize(("character", "size"), [("\x01", 6), ('"', 2)])
+@pytest.mark.parametrize("length", [60_000, 600_000])
+async def test_a_message_has_the_bound_of_a_body_as_json(
+    up: Any, length: int, character: str, size: int, compression: grpc.Compression
+) -> None:
+    fits, large = character * (length // size - 100), character * (length // size)
+    async with (
+        fake_engine.engine() as engine,
+        up(engine, listen=LISTEN, limits={"bodyBytes": length}) as client,
+        grpc.aio.insecure_channel(client.grpc, compression=compression) as channel,
+    ):
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        async for _ in stub.Generate(inference_pb2.GenerateRequest(model="fake", prompt=fits)):
+            pass
+        for request in (
+            inference_pb2.GenerateRequest(model="fake", prompt=large),
+            inference_pb2.GenerateRequest(model=large, prompt="x"),
+            conversation([("user", large)]),
+            conversation([(large, "x")]),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError, match="with its control characters") as caught:
+                await stub.Generate(request).read()
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert [body["prompt"] for body in engine.bodies] == [fits]
+
+
+@pytest.mark.parametrize("length", [3000, 60_000])
+async def test_a_message_counts_with_the_bytes_of_its_texts_as_json(up: Any, until: Any, length: int) -> None:
+    async with (
+        fake_engine.engine(tokens=10_000, token_s=0.01) as engine,
+        up(engine, listen=LISTEN) as client,
+        grpc.aio.insecure_channel(client.grpc) as channel,
+    ):
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        call = stub.Generate(conversation([("user", "\x01" * length)]))
+        assert (await call.read()).accepted.engine
+        assert client.gateway.bodies.used >= 6 * length
+        call.cancel()
+        await until(lambda: client.gateway.bodies.used == 0)
 
 
 async def test_a_call_that_is_cancelled_while_its_message_is_decoded_counts_until_the_thread_has_ended(

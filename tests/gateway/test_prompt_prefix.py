@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,6 +59,21 @@ def test_a_block_holds_its_share_of_the_prompt() -> None:
     huge = completion("x" * (1000 * BLOCK))
     assert len(huge.blocks) == prompt_blocks.MAX_BLOCKS
     assert huge.share == pytest.approx(0.001, rel=0.01)
+
+
+@pytest.mark.parametrize("letter", ["x", "\x01", '"', "\N{SNOWMAN}"])
+@pytest.mark.parametrize("length", [-1, 0, 1, BLOCK * 300])
+def test_a_long_message_has_the_blocks_of_its_whole_json_and_little_of_it_is_written(
+    letter: str, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = {"role": "user", "content": letter * (prompt_prefix.MOST_BYTES + length), "name": "n"}
+    whole, most = orjson.dumps(message), (len(orjson.dumps(letter)) - 2) * prompt_prefix.MOST_BYTES + 100
+    written, dumps = list[int](), orjson.dumps
+    monkeypatch.setattr(orjson, "dumps", lambda value: (written.append(len(raw := dumps(value))), raw)[1])
+    found = chat(message, ask("more"))
+    assert found.blocks == prompt_blocks.chain(("m", ""), prompt_blocks.of_bytes(whole))
+    assert found.share == pytest.approx(BLOCK / len(whole), rel=0.001)
+    assert sum(written) <= most
 
 
 def test_short_prompts_have_no_blocks() -> None:

@@ -261,15 +261,18 @@ async def test_a_relquery_whose_row_fails_unexpectedly_keeps_no_row_of_the_other
         assert found[-2][1]["request_counts"]["completed"] == 5
 
 
-async def test_a_row_whose_prompt_is_too_large_has_an_error_and_the_others_go_on(up: Any) -> None:
+@pytest.mark.parametrize(
+    ("city", "size"), [("x" * 1000, 500_500), ("\x01" * 100, 300_500)], ids=["long", "control characters"]
+)
+async def test_a_row_whose_prompt_is_too_large_has_an_error_and_the_others_go_on(up: Any, city: str, size: int) -> None:
     body = relquery_requests.body(10, template="{{city}} " * 500)
-    body["rows"][7]["city"] = "x" * 1000
+    body["rows"][7]["city"] = city
     async with fake_engine.engine() as engine, up(engine, limits={"bodyBytes": 100_000}) as client:
         found = await submit(client, json=body)
         results = {item["row"]: item for item in relquery_requests.of_rows(found)}
         assert found[-2][1]["request_counts"] == {"total": 10, "completed": 9, "failed": 1}
         assert results[7]["error"]["code"] == "body_too_large"
-        assert "has 500500 bytes, and at most 100000" in results[7]["error"]["message"]
+        assert f"has {size} bytes as JSON, and at most 100000" in results[7]["error"]["message"]
         assert len(engine.bodies) == 9
 
 

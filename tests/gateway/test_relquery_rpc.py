@@ -144,3 +144,15 @@ async def test_an_unknown_relquery_is_not_found(up: Any) -> None:
                 await step(inference_pb2.GetRelQueryRequest(id="none"))
             assert caught.value.code() is grpc.StatusCode.NOT_FOUND
             assert reason(caught.value) == ("relquery_not_found", "id")
+
+
+async def test_a_row_has_a_bound_of_values(up: Any) -> None:
+    values = dict.fromkeys(map(str, range(2000)), "x")
+    rows = inference_pb2.RowList(rows=[inference_pb2.Row(values=values)])
+    async with fake_engine.engine() as engine, up(engine, listen=LISTEN) as client:
+        async with grpc.aio.insecure_channel(client.grpc) as channel:
+            with pytest.raises(grpc.aio.AioRpcError, match="row 0 has 2000 values, and at most 1024") as caught:
+                await inference_pb2_grpc.RelQueriesStub(channel).Submit(request(text="{{1}}", list=rows)).read()
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert reason(caught.value)[1] == "rows"
+        assert not engine.bodies

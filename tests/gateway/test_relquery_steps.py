@@ -5,6 +5,7 @@ from typing import Any
 
 import aiohttp
 import event_loop_turns
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 import fake_engine
 from tidegate_gateway import gateway_settings, loop_steps
 from tidegate_gateway.edge import relquery_http
-from tidegate_gateway.openai import error_table, parsed_request
-from tidegate_gateway.relqueries import row_tables, row_template
+from tidegate_gateway.openai import error_table, parsed_request, request_fields
+from tidegate_gateway.relqueries import relquery_submission, row_tables, row_template
 
 PATH = "/v1/relqueries"
 
@@ -62,8 +63,9 @@ async def test_the_fields_of_a_form_are_parsed_a_few_at_a_time(up: Any, monkeypa
     assert max(turns.counts.values()) <= 2 * relquery_http.FIELDS_STEP_BYTES
 
 
-def collector() -> row_tables.RowCollector:
-    return row_tables.RowCollector(row_template.parse("{{a}}"), gateway_settings.RelQueries(), loop_steps.LoopSteps())
+def collector(steps: loop_steps.LoopSteps | None = None) -> row_tables.RowCollector:
+    template, bounds = row_template.parse("{{a}}"), gateway_settings.RelQueries()
+    return row_tables.RowCollector(template, bounds, steps or loop_steps.LoopSteps())
 
 
 async def test_rows_of_a_json_document_are_parsed_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,3 +121,61 @@ def test_windows_have_the_tokens_of_the_whole_document(size: int, raw: bytes) ->
         patch.setattr(row_tables, "WHOLE_BYTES", size)
         found = [token.span() for token in row_tables._tokens(raw) if token is not None]
     assert found == [token.span() for token in row_tables._TOKEN.finditer(raw)]
+
+
+@pytest.mark.parametrize(
+    ("row", "least"),
+    [
+        (dict.fromkeys(("a", *map(str, range(899))), ""), 256 * 900 // row_tables.SLICE_VALUES - 4),
+        ({"a": "", "unused": "u" * 30_000}, 256 * 30_000 // row_tables.WHOLE_BYTES // 2),
+    ],
+    ids=["values", "characters"],
+)
+async def test_a_step_reads_few_values_and_characters_of_rows_in_a_message(row: dict[str, str], least: int) -> None:
+    steps = event_loop_turns.CountedSteps()
+    rows = collector(steps)
+    await row_tables.read_rows([row] * 256, rows)
+    assert len(rows.rows) == 256
+    assert steps.taken >= least
+
+
+async def test_a_row_in_a_message_has_as_many_values_as_csv_has_columns() -> None:
+    row = dict.fromkeys(("a", *map(str, range(row_tables.MOST_COLUMNS - 1))), "")
+    rows = collector()
+    await row_tables.read_rows([row], rows)
+    with pytest.raises(error_table.BadRequest, match="row 1 has 1025 values, and at most 1024 are allowed"):
+        await row_tables.read_rows([row | {"b": ""}], rows)
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each JSON that is written."""
+    found, dumps = list[int](), orjson.dumps
+
+    def counted(value: Any) -> bytes:
+        raw = dumps(value)
+        found.append(len(raw))
+        return raw
+
+    monkeypatch.setattr(orjson, "dumps", counted)
+    return found
+
+
+def test_a_row_that_is_too_large_is_not_written_as_json(written: list[int]) -> None:
+    with pytest.raises(error_table.BadRequest, match="row 0 is larger than 65536 bytes"):
+        collector().add({"a": "\x01" * 1_000_000})
+    assert not written
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        [{"role": "user", "content": "{{a}}" + "\x01" * 200_000}] * 10,
+        [{"role": "\x01" * 2_000_000, "content": "{{a}}"}],
+    ],
+    ids=["contents", "a role"],
+)
+def test_a_template_that_is_too_large_is_not_written_as_json(written: list[int], template: Any) -> None:
+    with pytest.raises(error_table.BadRequest, match="larger than 1048576 bytes"):
+        relquery_submission.spec({"model": "m", "template": template}, request_fields.RequestFields())
+    assert not written

@@ -193,7 +193,7 @@ async def test_tables_that_are_read_together_take_no_longer_turns(kind: Any) -> 
 
     async def read(rows: row_tables.RowCollector) -> None:
         if kind == "json":
-            await row_tables.read_rows([{"a": 1}] * 5000, rows)
+            await row_tables.read_rows([{"a": "1"}] * 5000, rows)
         else:
             await row_tables.read(row_tables.slices(csv if kind == "csv" else lines), kind, rows, BOUNDS)
 
@@ -237,5 +237,5 @@ def test_a_wrong_template_is_an_error(template: Any, words: str) -> None:
 def test_braces_of_json_are_text_in_a_template() -> None:
     template = row_template.parse('Answer as {"a": {"b": 1}} for {{ a }} and {{a}}.')
     assert template.prompt(["x"]) == 'Answer as {"a": {"b": 1}} for x and x.'
-    values = template.values({"a": "{{b}} {{a}}"}, "row 0")
-    assert template.prompt(orjson.loads(values)).endswith("for {{b}} {{a}} and {{b}} {{a}}.")
+    values = template.texts({"a": "{{b}} {{a}}"}, "row 0")
+    assert template.prompt(values).endswith("for {{b}} {{a}} and {{b}} {{a}}.")

@@ -12,13 +12,15 @@ from google.protobuf import descriptor, message
 
 from tidegate_gateway import loop_steps, tenant_budget
 from tidegate_gateway.edge import message_entries
-from tidegate_gateway.openai import bounded_json, error_table
+from tidegate_gateway.openai import bounded_json, error_table, escaped_text
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_policy.model import DropReason
 
 MOST_ENTRIES = {"SubmitRelQueryRequest": 250_000, "GenerateRequest": 100_000}
 """Fields of a message and of the messages in it; 100,000 rows of a relQuery with one column have 200,000."""
 MOST_ENTRIES_OF_OTHERS = 10_000
+BECOME_JSON = frozenset({"GenerateRequest"})
+"""Messages whose texts the gateway writes as JSON for an engine."""
 ENTRY_BYTES = 100
 """Of memory that a decoded entry takes."""
 LARGE_BYTES, FEW_ENTRIES = 32 * 1024, 1000
@@ -37,6 +39,7 @@ class Kind:
         self.nested = message_entries.nested(described)
         self.most_entries = MOST_ENTRIES.get(described.name, MOST_ENTRIES_OF_OTHERS)
         self.decode = decode
+        self.becomes_json = described.name in BECOME_JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +79,13 @@ class Messages:
                 raw = self._inflated(raw, compression)
                 entries = message_entries.some(raw, kind.nested, FEW_ENTRIES)
             if entries is not None:
-                decoded = Decoded(kind.decode(raw), bounded_json.is_costly(raw))
+                decoded, size = Decoded(kind.decode(raw), bounded_json.is_costly(raw)), self._size(raw, kind)
             else:
                 await self._large.take(tenant)
                 thread = asyncio.get_running_loop().run_in_executor(None, self._decode, raw, compression, kind)
                 thread.add_done_callback(lambda _: self._large.give_back())
                 decoded, entries, size = await asyncio.shield(thread)  # a thread goes on when its call is cancelled
-                held.add(size - len(raw))
+            held.add(size - held.units)
             del raw
             held.add(entries * ENTRY_BYTES)
             check(held)
@@ -98,7 +101,21 @@ class Messages:
     def _decode(self, raw: bytes, compression: str, kind: Kind) -> tuple[Decoded, int, int]:
         raw = self._inflated(raw, compression)
         entries = message_entries.count(raw, kind.nested, kind.most_entries)
-        return Decoded(kind.decode(raw), bounded_json.is_costly(raw)), entries, len(raw)
+        size = self._size(raw, kind)
+        return Decoded(kind.decode(raw), bounded_json.is_costly(raw)), entries, size
+
+    def _size(self, raw: bytes, kind: Kind) -> int:
+        """The bytes that count for a message; those of its texts as JSON if it becomes JSON. Raises `BadRequest`."""
+        if not kind.becomes_json:
+            return len(raw)
+        size = len(raw) + escaped_text.added_bytes(raw)
+        if size > self._message_bytes:
+            raise BadRequest(
+                f"the message has {size} bytes with its control characters, quotation marks and backslashes as JSON has"
+                f" them, and at most {self._message_bytes} are allowed",
+                code="body_too_large",
+            )
+        return size
 
     def _inflated(self, raw: bytes, compression: str) -> bytes:
         """The bytes of a message without its compression, one of `WINDOW_BITS`, or "". Raises `DecodeError` and

@@ -66,7 +66,7 @@ class RelQueries(inference_pb2_grpc.RelQueriesServicer):
         """Gives the rows of a message to the collector. Raises `BadRequest`."""
         match request.WhichOneof("rows"):
             case "list":
-                await row_tables.read_rows((dict(row.values) for row in request.list.rows), rows)
+                await row_tables.read_rows((row.values for row in request.list.rows), rows)
             case "file":
                 kind = FORMATS.get(request.file.format)
                 if kind is None:

@@ -7,6 +7,7 @@ it books the tenant's tokens and enters the call into its workflow.
 import secrets
 from collections.abc import Callable
 
+from tidegate_gateway import loop_steps
 from tidegate_gateway.lifecycle import engine_directory, tenant_tokens
 from tidegate_gateway.observe import call_record
 from tidegate_gateway.openai import engine_body, engine_fields, error_table, parsed_request, prompt_prefix
@@ -17,6 +18,8 @@ from tidegate_policy.model import Call, CallId, DropReason
 
 PACKED_CHARACTERS = 16 * 1024
 """Longer prompts, and those with images or sounds, wait as JSON."""
+LARGE_CHARACTERS = 64 * 1024
+"""The JSON of longer prompts, and of costly bodies, is made in a step of its own."""
 
 
 @immutable.value(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,7 @@ class Admission:
         self._grace_s = grace_s
         self._isolate_tenants = isolate_tenants
         self._clock = clock
+        self._steps = loop_steps.LoopSteps()
 
     async def admit(
         self, now: float, request: parsed_request.ParsedRequest, record: call_record.CallRecord
@@ -74,6 +78,8 @@ class Admission:
         call_id = CallId(f"tg-{secrets.token_hex(12)}")
         draft = self._draft(now, call_id, request, record)
         if request.is_costly or request.size.media or request.size.characters > PACKED_CHARACTERS:
+            if request.is_costly or request.size.characters > LARGE_CHARACTERS:
+                await self._steps.next()
             engine_body.pack(request.body)
         booked = 0
         if draft.tenant.tokens_per_minute is not None:

@@ -39,21 +39,36 @@ def read(kind: endpoint.Endpoint, body: Mapping[str, Any], model: str, size: end
     if size.characters < prompt_blocks.BLOCK_BYTES and not size.media and not body.get("tools"):
         return PromptPrefix()
     prompt = bytearray()
-    whole = True
+    whole, left_out = True, 0
     try:
         for part in kind.prompt_parts(body):
             if len(prompt) >= MOST_BYTES:
                 whole = False
                 break
-            if isinstance(part, str | list) and len(part) > MOST_BYTES:
-                part, whole = part[:MOST_BYTES], False
-            prompt += orjson.dumps(part)
+            part, all_of_it = _cut(part)
+            written = orjson.dumps(part)
+            prompt += written
+            if all_of_it > MOST_BYTES:
+                whole = False
+                left_out += len(written) * (all_of_it - MOST_BYTES) // MOST_BYTES
     except orjson.JSONEncodeError:  # orjson reads deeper than it writes
         return PromptPrefix()
-    total = len(prompt) if whole else max(len(prompt), size.characters)
+    total = len(prompt) if whole else max(len(prompt) + left_out, size.characters)
     salt = body.get(CACHE_SALT)
     blocks = prompt_blocks.chain((model, salt if isinstance(salt, str) else ""), prompt_blocks.of_bytes(prompt))
     return PromptPrefix(blocks=blocks, share=prompt_blocks.BLOCK_BYTES / max(total, 1))
+
+
+def _cut(part: object) -> tuple[object, int]:
+    """A part of a prompt whose text or list has `MOST_BYTES` entries at most, and the entries that it had. What is left
+    out lies behind all blocks."""
+    if isinstance(part, dict):
+        content = part.get("content")
+        if isinstance(content, str) and len(content) > MOST_BYTES:
+            return {**part, "content": content[:MOST_BYTES]}, len(content)
+    elif isinstance(part, str | list) and len(part) > MOST_BYTES:
+        return part[:MOST_BYTES], len(part)
+    return part, 0
 
 
 def isolate(body: dict[str, Any], tenant: str) -> None:

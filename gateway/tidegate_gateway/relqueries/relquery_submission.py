@@ -68,12 +68,12 @@ class RelQuerySpec:
         return dataclasses.replace(request, group=group, group_size=rows)
 
     def prompt_bytes(self, values: Sequence[str], most_bytes: int) -> int:
-        """The size of a row's prompt, before it is made. Raises `BadRequest` if it is larger than `most_bytes`."""
+        """The bytes of a row's prompt as JSON, before it is made. Raises `BadRequest` above `most_bytes`."""
         found = self.template.prompt_bytes(values)
         if found > most_bytes:
             raise BadRequest(
-                f"the prompt of this row has {found} bytes, and at most {most_bytes} are allowed; name large columns less"
-                " often in the template, or send shorter values",
+                f"the prompt of this row has {found} bytes as JSON, and at most {most_bytes} are allowed; name large"
+                " columns less often in the template, or send shorter values",
                 param="template",
                 code="body_too_large",
             )
@@ -151,6 +151,9 @@ def spec(document: Mapping[str, Any], fields: request_fields.RequestFields) -> R
     model = document.get("model")
     if not isinstance(model, str):
         raise BadRequest("model must be the name of a model; GET /v1/models lists them", param="model")
+    roles = sum(len(message["role"]) for message, _ in template.messages)
+    if len(model) + roles + template.own_bytes > MOST_SPEC_BYTES:
+        raise too_large()  # texts of gRPC may be six times as long as JSON, which is not written
     found = RelQuerySpec(
         model=model,
         kind=kind,

@@ -24,7 +24,7 @@ Format = Literal["csv", "jsonl"]
 
 SLICE_BYTES = 16 * 1024
 """Bytes of a table that are read in one step, if they have few rows; some milliseconds."""
-SLICE_ROWS, SLICE_TOKENS = 256, 8192
+SLICE_ROWS, SLICE_TOKENS, SLICE_VALUES = 256, 8192, 8192
 WHOLE_BYTES = 64 * 1024
 """A JSON document up to this size is read at once. Of a larger one, this much is searched, and parsed as rows, in one
 step."""
@@ -35,6 +35,7 @@ MOST_RAW_BYTES = 1024 * 1024
 MOST_ROW_PARTS = 20_000
 """Lists, objects and fields of a row above 64 KiB, as many as a smaller one may have."""
 MOST_COLUMNS = 1024
+"""Columns of a table in CSV, and values of a row in a message of gRPC."""
 _TOKEN = re.compile(rb'\\.|["{}\[\]]', re.DOTALL)
 _ROWS = re.compile(rb"\s{0,9999}+:\s{0,9999}+\[")
 _QUOTE = ord('"')
@@ -59,7 +60,10 @@ class RowCollector:
             raise too_many_rows(self._bounds.rows)
         if not isinstance(row, dict):
             raise BadRequest(f"{where} must be an object with a value for each column", param="rows")
-        values = self._template.values(row, where)
+        texts = self._template.texts(row, where)
+        if sum(map(len, texts)) > self._bounds.row_bytes:
+            raise row_too_large(where, self._bounds.row_bytes)  # their JSON, up to six times as long, is not written
+        values = row_template.packed(texts)
         if len(values) > self._bounds.row_bytes:
             raise row_too_large(where, self._bounds.row_bytes)
         self.bytes += len(values)
@@ -130,11 +134,21 @@ def _rest(raw: bytes) -> dict[str, Any]:
     return document
 
 
-async def read_rows(items: Iterable[object], rows: RowCollector) -> None:
+async def read_rows(items: Iterable[Mapping[str, str]], rows: RowCollector) -> None:
     """Gives rows that are here to the collector. Raises `BadRequest`."""
-    for i, item in enumerate(items):
-        rows.add(item)
-        if i % SLICE_ROWS == SLICE_ROWS - 1:
+    step_rows = step_values = step_characters = 0
+    for item in items:
+        if len(item) > MOST_COLUMNS:
+            raise BadRequest(
+                f"{rows.where()} has {len(item)} values, and at most {MOST_COLUMNS} are allowed", param="rows"
+            )
+        row = dict(item)
+        rows.add(row)
+        step_rows += 1
+        step_values += len(row)
+        step_characters += sum(map(len, row.values()))
+        if step_rows >= SLICE_ROWS or step_values >= SLICE_VALUES or step_characters >= WHOLE_BYTES:
+            step_rows = step_values = step_characters = 0
             await rows.steps.next()
 
 

@@ -4,19 +4,23 @@ Single braces are text, so that a template may contain JSON. Only the values of 
 stored: a row is the list of their texts, in the order in which the template first names them.
 """
 
+import heapq
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from tidegate_gateway.openai import escaped_text
 from tidegate_gateway.openai.error_table import BadRequest
 
 MOST_CHARACTERS = 256 * 1024
 MOST_PLACEHOLDERS = 1024
 MOST_MESSAGES = 256
 LONGEST_NAME = 128
+SHOWN_NAMES = 8
+"""Columns of a row that an error lists."""
 _PLACEHOLDER = re.compile(r"\{\{([^{}\r\n]{0,160})\}\}")
 
 Segments = tuple[str | int, ...]
@@ -32,28 +36,28 @@ class Template:
     """The one text of a template that is text; None if it is messages."""
     messages: tuple[tuple[Mapping[str, Any], Segments], ...] = ()
     """Each message without its content, and its content."""
+    own_bytes: int = 0
+    """Of its texts between the values, as JSON."""
 
-    def values(self, row: Mapping[str, object], where: str) -> bytes:
-        """The values of a row as JSON. Raises `BadRequest` that names the row."""
+    def texts(self, row: Mapping[str, object], where: str) -> list[str]:
+        """The values of a row. Raises `BadRequest` that names the row."""
         values: list[str] = []
         for column in self.columns:
             try:
                 value = row[column]
             except KeyError:
-                known = ", ".join(sorted(map(str, row))[:8])[:200] or "none"
+                known = ", ".join(heapq.nsmallest(SHOWN_NAMES, map(str, row)))[:200] or "none"
                 sentence = f"{where} has no column {column!r}, which the template names; its columns are {known}"
                 raise BadRequest(sentence, param="template") from None
             values.append(value if isinstance(value, str) else _text(value, column, where))
-        return bytes(memoryview(orjson.dumps(values)))  # a copy, because orjson's own result holds ten times its length
+        return values
 
     def prompt_bytes(self, values: Sequence[str]) -> int:
-        """Bytes in UTF-8 of the texts of a row's prompt, computed without making them."""
-        sizes = [len(value.encode("utf-8", "surrogatepass")) for value in values]
+        """Bytes of the texts of a row's prompt as JSON, computed without making them."""
+        sizes = [escaped_text.json_bytes(value) for value in values]
         texts = [self.text] if self.text is not None else [content for _, content in self.messages]
-        return sum(
-            len(segment.encode("utf-8", "surrogatepass")) if isinstance(segment, str) else sizes[segment]
-            for segments in texts
-            for segment in segments
+        return self.own_bytes + sum(
+            sizes[segment] for segments in texts for segment in segments if not isinstance(segment, str)
         )
 
     def prompt(self, values: Sequence[str]) -> str:
@@ -72,7 +76,7 @@ def parse(template: object) -> Template:
     columns: dict[str, int] = {}
     if isinstance(template, str):
         text = _segments(template, columns, "template")
-        found = Template(columns=tuple(columns), text=text)
+        found = Template(columns=tuple(columns), text=text, own_bytes=_own_bytes([text]))
     elif isinstance(template, list) and 0 < len(template) <= MOST_MESSAGES:
         messages: list[tuple[Mapping[str, Any], Segments]] = []
         for i, message in enumerate(template):
@@ -83,7 +87,8 @@ def parse(template: object) -> Template:
                 raise BadRequest(f"{where}.content must be text", param=f"{where}.content")
             kept = {key: value for key, value in message.items() if key != "content"}
             messages.append((kept, _segments(message["content"], columns, f"{where}.content")))
-        found = Template(columns=tuple(columns), text=None, messages=tuple(messages))
+        own_bytes = _own_bytes(segments for _, segments in messages)
+        found = Template(columns=tuple(columns), text=None, messages=tuple(messages), own_bytes=own_bytes)
     else:
         raise BadRequest(
             f"template must be text with {{{{column}}}} in it, or a list of 1 to {MOST_MESSAGES} messages",
@@ -92,6 +97,16 @@ def parse(template: object) -> Template:
     if not columns:
         raise BadRequest("template must name at least one column, as in {{name}}", param="template")
     return found
+
+
+def packed(values: Sequence[str]) -> bytes:
+    """The values of a row as JSON."""
+    return bytes(memoryview(orjson.dumps(values)))  # a copy, because orjson's own result holds ten times its length
+
+
+def _own_bytes(texts: Iterable[Segments]) -> int:
+    own = (segment for segments in texts for segment in segments if isinstance(segment, str))
+    return sum(map(escaped_text.json_bytes, own))
 
 
 def _segments(text: str, columns: dict[str, int], where: str) -> Segments:
