@@ -61,7 +61,7 @@ class Call:
     prompt in small parts and behind the prompts of others."""
     owed: bool = False
     """Its tenant keeps to its bound while another one has more than its own, or to its part while another one floods the
-    pool. It goes first in its lane, and others yield memory, places and steps to it."""
+    pool. It goes first, and others yield memory, places and steps to it."""
     ahead: bool = False
     """Its prompt is short, its tenant keeps to its part, and engines compute long prompts of others. It goes first in its
     lane, and others yield steps to it."""
@@ -99,12 +99,12 @@ class Call:
 
     @property
     def turn(self) -> int:
-        """The calls of the least turn go first in their lane, whatever the policy."""
+        """The calls of the least turn go first, whatever the policy."""
         return int(self.yields) - int(self.goes_first)
 
     @property
     def goes_first(self) -> bool:
-        """Whether it goes before the calls of others in its lane, and their prompts yield steps to it."""
+        """Whether it goes before the calls of others, and their prompts yield steps to it."""
         return self.owed or self.ahead
 
     def output_left(self, output_tokens: int) -> int:

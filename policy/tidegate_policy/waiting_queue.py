@@ -144,7 +144,8 @@ class WaitingQueue:
     def by_lane(self) -> dict[str, int]:
         """The number of waiting calls of each lane by its name. The lanes of tenants and groups, which are many, are one
         entry."""
-        waiting, names = self._heaps.waiting_in, self.policy.lane_names
+        waiting = {lane: each.waiting for lane, each in self._heaps.lanes.items()}
+        names = self.policy.lane_names
         if not waiting:
             return {}
         if waiting.keys() <= names.keys():
@@ -175,7 +176,7 @@ class WaitingQueue:
 
     def _start(self, now: float, entry: waiting_slots.Entry) -> QueuedRequest:
         heaps = self._heaps
-        lanes = {*heaps.open_in, entry.lane}
+        lanes = heaps.lanes_beside(entry)
         heaps.forget(entry)
         self._started(entry.item.call.id)
         if not heaps.failing():

@@ -1,15 +1,17 @@
 """The slots of a waiting queue: the waiting calls of each lane under one policy, in heaps with lazy removal. They are one
 file because all operations change the same entries.
 
-`waiting_queue` is the interface. A dead slot is dropped when it surfaces, or when too many of its lane are dead. The calls
-that a scan passed over move from the heap of their lane to a sorted list before it, so that the next scan passes over
-each of them in O(1).
+`waiting_queue` is the interface. Calls that yield come last in all lanes together, and calls that go before others come
+first. The policy shares the starts between the lanes that have calls of the same turn (`Call.turn`).
+
+A dead slot is dropped when it surfaces, or when too many of its lane are dead. The calls that a scan passed over move from
+the heap of their lane to a sorted list before it, so that the next scan passes over each of them in O(1).
 """
 
 import bisect
 import heapq
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -29,10 +31,11 @@ class EmptyQueue(LookupError):
 class Entry:
     """A waiting call."""
 
-    __slots__ = ("alive", "forgotten", "item", "lane", "rank", "scan")
+    __slots__ = ("alive", "forgotten", "item", "lane", "rank", "scan", "turn")
 
     def __init__(self, item: QueuedRequest, lane: int, rank: int, scan: int) -> None:
         self.item = item
+        self.turn = item.call.turn
         self.lane = lane
         self.rank = rank  # of arrival; preempted calls get ranks below all others
         self.scan = scan  # the number of the last scan that passed over it
@@ -41,15 +44,20 @@ class Entry:
 
 
 _Slot = tuple[int, Key, int, int, Entry]
-"""(turn, key, rank, push number, entry): calls that yield come last in their lane, those that are owed a place come
-first, and the push number is unique, so entries are never compared."""
+"""(turn, key, rank, push number, entry); the push number is unique, so entries are never compared."""
 
+_Counts = dict[int, dict[int, int]]
+"""Calls of each turn (`Call.turn`) in each lane that has any."""
+
+_PLACE = attrgetter("turn", "lane")
 _SLACK_SLOTS = 64
 """Dead slots that a lane may hold beyond one for each live entry before it is compacted."""
 
 
 @dataclass(slots=True)
 class _Lane:
+    waiting: int
+    """Live entries."""
     heap: list[_Slot] = field(default_factory=list)
     front: list[_Slot] = field(default_factory=list)
     """Sorted; it holds calls that scans passed over."""
@@ -105,7 +113,7 @@ class _Lane:
                 yield slot[4]
 
     def copy(self) -> "_Lane":
-        return _Lane(self.heap[:], self.front[:])
+        return _Lane(self.waiting, self.heap[:], self.front[:])
 
     def drained(self, forgotten: int) -> Iterator[Entry]:
         """The entries in order that were alive when so many had been forgotten. They are taken off the heap, which is
@@ -155,19 +163,19 @@ class Heaps:
         "guard",
         "lanes",
         "live",
-        "open_in",
+        "open_by",
         "passed",
         "policy",
         "pushes",
         "scan",
-        "waiting_in",
+        "waiting_by",
     )
 
     def __init__(self, policy: Policy) -> None:
         self.live: dict[CallId, Entry] = {}
         self.lanes: dict[int, _Lane] = {}
-        self.waiting_in: dict[int, int] = {}
-        self.open_in: dict[int, int] = {}
+        self.waiting_by: _Counts = {}
+        self.open_by: _Counts = {}  # without those that the present scan has passed over
         self.passed = 0  # live entries that the present scan has passed over
         self.pushes = 0
         self.forgotten = 0
@@ -180,7 +188,7 @@ class Heaps:
         items = [entry.item for entry in entries]
         lanes = policy.lanes(items)
         ranks = [entry.rank for entry in entries]
-        marks = [item.call.turn for item in items]
+        marks = [entry.turn for entry in entries]
         slots = zip(marks, policy.keys(items), ranks, itertools.count(self.pushes + 1), entries, strict=False)
         heaps: defaultdict[int, list[_Slot]] = defaultdict(list)
         if len(set(lanes)) == 1:
@@ -196,9 +204,9 @@ class Heaps:
         """Puts a policy into force. No entry has come or gone since `sorted_by`."""
         for entry, lane in zip(to.entries, to.lanes, strict=True):
             entry.lane = lane
-        self.lanes = {lane: _Lane(heap) for lane, heap in to.heaps.items()}
-        self.waiting_in = {lane: len(heap) for lane, heap in to.heaps.items()}
-        self.open_in = self._open()
+        self.lanes = {lane: _Lane(len(heap), heap) for lane, heap in to.heaps.items()}
+        self.waiting_by = _counted(to.entries)
+        self.open_by = _counted([entry for entry in to.entries if entry.scan != self.scan])
         self.pushes += len(to.entries)
         self._follow(to.policy)
 
@@ -222,13 +230,14 @@ class Heaps:
         self.pushes += 1
         lane = self.lanes.get(entry.lane)
         if lane is None:
-            lane = self.lanes[entry.lane] = _Lane()
-        heapq.heappush(lane.heap, (item.call.turn, key, rank, self.pushes, entry))
-        self.waiting_in[entry.lane] = self.waiting_in.get(entry.lane, 0) + 1
+            lane = self.lanes[entry.lane] = _Lane(0)
+        heapq.heappush(lane.heap, (entry.turn, key, rank, self.pushes, entry))
+        lane.waiting += 1
+        _more(self.waiting_by, entry)
         if entry.scan == self.scan:
             self.passed += 1
         else:
-            self.open_in[entry.lane] = self.open_in.get(entry.lane, 0) + 1
+            _more(self.open_by, entry)
         self.arrivals = self.choice = None
 
     def forget(self, entry: Entry) -> None:
@@ -240,17 +249,17 @@ class Heaps:
         if entry.scan == self.scan:
             self.passed -= 1
         else:
-            _less(self.open_in, entry.lane)
-        _less(self.waiting_in, entry.lane)
-        if entry.lane not in self.waiting_in:
-            del self.lanes[entry.lane]
-            return
+            _less(self.open_by, entry)
+        _less(self.waiting_by, entry)
         lane = self.lanes[entry.lane]
-        if len(lane.heap) + len(lane.front) > 2 * self.waiting_in[entry.lane] + _SLACK_SLOTS:
+        lane.waiting -= 1
+        if not lane.waiting:
+            del self.lanes[entry.lane]
+        elif len(lane.heap) + len(lane.front) > 2 * lane.waiting + _SLACK_SLOTS:
             lane.compact()
 
     def head(self) -> Entry:
-        if not self.open_in:
+        if not self.open_by:
             raise EmptyQueue("the queue is empty" if not self.live else "the scan has passed over all waiting calls")
         guard, lane = self.guard, self.choice
         if guard is not None and guard.failing:
@@ -262,7 +271,7 @@ class Heaps:
     def _choose(self) -> int:
         """The lane of the next candidate. While a scan passes over calls, the choice holds until a lane has no candidate
         left or the policy is told of an event, so a lane is not chosen again for each call. Only a guard counts events."""
-        open_in = self.open_in
+        open_in = self.open_by[min(self.open_by)]
         lane = next(iter(open_in)) if len(open_in) == 1 else self.policy.turns.next_lane(open_in.keys())
         if self.guard is not None:
             self.choice, self.choice_at = lane, self.guard.events
@@ -274,7 +283,7 @@ class Heaps:
     def end_scan(self) -> None:
         if self.passed:
             self.passed = 0
-            self.open_in = dict(self.waiting_in)
+            self.open_by = _copy(self.waiting_by)
         for lane in self.lanes.values():
             lane.cursor = 0
         self.choice = None
@@ -284,18 +293,22 @@ class Heaps:
     def pass_over(self, entry: Entry) -> None:
         entry.scan = self.scan
         self.passed += 1
-        _less(self.open_in, entry.lane)
-        if entry.lane not in self.open_in:
+        _less(self.open_by, entry)
+        if entry.lane not in self.open_by.get(entry.turn, ()):
             self.choice = None
+
+    def lanes_beside(self, entry: Entry) -> set[int]:
+        """The lanes among which the policy chooses when this call starts: those with calls of its turn."""
+        return {*self.open_by.get(entry.turn, ()), entry.lane}
 
     def in_order(self) -> Iterator[Entry]:
         """All entries in the order in which they would start, while this object does not change."""
         if self.failing():
             return _by_arrival(self.live.values())
-        lanes = {lane: self.lanes[lane].in_order() for lane in self.waiting_in}
+        lanes = {lane: each.in_order() for lane, each in self.lanes.items()}
         if len(lanes) <= 1:
             return itertools.chain.from_iterable(lanes.values())
-        return _interleaved(lanes, dict(self.waiting_in), self.policy.turns.copy())
+        return _interleaved(lanes, _copy(self.waiting_by), self.policy.turns.copy())
 
     def later(self) -> Iterator[Entry]:
         """The entries of `in_order` as they are now, also if this object changes before they are read. It costs a copy of
@@ -304,16 +317,7 @@ class Heaps:
         if self.failing():
             return _by_arrival(list(self.live.values()))
         lanes = {lane: each.copy().drained(self.forgotten) for lane, each in self.lanes.items()}
-        return _interleaved(lanes, dict(self.waiting_in), self.policy.turns.copy())
-
-    def _open(self) -> dict[int, int]:
-        if not self.passed:
-            return dict(self.waiting_in)
-        open_in: dict[int, int] = {}
-        for entry in self.live.values():
-            if entry.scan != self.scan:
-                open_in[entry.lane] = open_in.get(entry.lane, 0) + 1
-        return open_in
+        return _interleaved(lanes, _copy(self.waiting_by), self.policy.turns.copy())
 
     def _first_to_arrive(self) -> Entry:
         if self.arrivals is None:
@@ -330,24 +334,49 @@ def _by_arrival(entries: Collection[Entry]) -> Iterator[Entry]:
     yield from sorted(entries, key=attrgetter("rank"))
 
 
-def _interleaved(lanes: dict[int, Iterator[Entry]], left: dict[int, int], turns: Turns) -> Iterator[Entry]:
-    """The entries of the lanes in the order of the turns. `left` are the entries of each lane."""
-    while len(left) > 1:
-        lane = turns.next_lane(left.keys())
-        entry = next(lanes[lane], None)
-        if entry is not None:
-            yield entry
-        turns.take(lane, left.keys())
-        left[lane] -= 1
-        if not left[lane] or entry is None:
-            del left[lane]
-    for lane in left:
-        yield from lanes[lane]
+def _interleaved(lanes: dict[int, Iterator[Entry]], left_by: _Counts, turns: Turns) -> Iterator[Entry]:
+    """The entries of the lanes in the order of their turns, and of the policy's turns among those of one turn. `left_by`
+    are the entries that are left."""
+    last = max(left_by, default=0)
+    for turn in sorted(left_by):
+        left = left_by[turn]
+        while len(left) > 1 or (left and turn != last):
+            lane = turns.next_lane(left.keys()) if len(left) > 1 else next(iter(left))
+            entry = next(lanes[lane], None)
+            if entry is not None:
+                yield entry
+            turns.take(lane, left.keys())
+            left[lane] -= 1
+            if not left[lane] or entry is None:
+                del left[lane]
+        for lane in left:
+            yield from lanes[lane]
 
 
-def _less(counts: dict[int, int], lane: int) -> None:
-    """Counts one call less in a lane; a lane without calls has no entry."""
-    if counts[lane] == 1:
-        del counts[lane]
+def _more(counts: _Counts, entry: Entry) -> None:
+    in_lane = counts.get(entry.turn)
+    if in_lane is None:
+        in_lane = counts[entry.turn] = {}
+    in_lane[entry.lane] = in_lane.get(entry.lane, 0) + 1
+
+
+def _less(counts: _Counts, entry: Entry) -> None:
+    """Counts one call less. A lane without calls of a turn has no entry there, and neither has a turn without calls."""
+    in_lane = counts[entry.turn]
+    if in_lane[entry.lane] > 1:
+        in_lane[entry.lane] -= 1
+    elif len(in_lane) > 1:
+        del in_lane[entry.lane]
     else:
-        counts[lane] -= 1
+        del counts[entry.turn]
+
+
+def _counted(entries: Collection[Entry]) -> _Counts:
+    counts: _Counts = {}
+    for (turn, lane), count in Counter(map(_PLACE, entries)).items():
+        counts.setdefault(turn, {})[lane] = count
+    return counts
+
+
+def _copy(counts: _Counts) -> _Counts:
+    return {turn: dict(in_lane) for turn, in_lane in counts.items()}

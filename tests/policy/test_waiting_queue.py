@@ -1,7 +1,7 @@
 """The queue keeps each call, once, in the order of the active policy."""
 
-from collections.abc import Mapping, Set
-from dataclasses import replace
+import itertools
+from collections.abc import Collection, Mapping, Set
 
 import pytest
 from hypothesis import settings
@@ -53,10 +53,25 @@ NAMES = [*sorted(policies.POLICIES), "attained"]
 
 
 def item(
-    name: str, *, due_at_s: float | None = None, service_s: float = 1.0, urgency: int = 2
+    name: str,
+    *,
+    due_at_s: float | None = None,
+    service_s: float = 1.0,
+    urgency: int = 2,
+    tenant: str = "",
+    marks: Set[str] = frozenset(),
 ) -> policies.QueuedRequest:
     call = Call(
-        id=CallId(name), arrived_at_s=0.0, prompt_tokens=10, output_predicted=10, due_at_s=due_at_s, urgency=urgency
+        id=CallId(name),
+        arrived_at_s=0.0,
+        prompt_tokens=10,
+        output_predicted=10,
+        due_at_s=due_at_s,
+        urgency=urgency,
+        tenant=tenant,
+        yields="yields" in marks,
+        owed="owed" in marks,
+        ahead="ahead" in marks,
     )
     return policies.QueuedRequest(call=call, service_s=service_s)
 
@@ -67,7 +82,18 @@ ITEMS = st.builds(
     due_at_s=st.none() | st.floats(-10, 1000),
     service_s=st.floats(0, 100),
     urgency=st.integers(0, 4),
+    tenant=st.sampled_from("ab"),
+    marks=st.sampled_from((frozenset(), frozenset({"yields"}), frozenset({"owed"}), frozenset({"ahead"}))),
 )
+
+
+Row = tuple[int, policies.QueuedRequest]
+"""Rank of arrival, and the call."""
+
+
+def of_least_turn(rows: Collection[Row]) -> list[Row]:
+    least = min((each.call.turn for _, each in rows), default=0)
+    return [(rank, each) for rank, each in rows if each.call.turn == least]
 
 
 class QueueAgainstList(RuleBasedStateMachine):
@@ -98,16 +124,16 @@ class QueueAgainstList(RuleBasedStateMachine):
             turns.take(coming[-1], lanes)
         return coming
 
-    def candidates(self) -> list[tuple[int, policies.QueuedRequest]]:
+    def candidates(self) -> list[Row]:
         return [row for name, row in self.model.items() if name not in self.passed]
 
     def lanes(self) -> set[int]:
-        return {self.twin.lane(each) for _, each in self.candidates()}
+        return {self.twin.lane(each) for _, each in of_least_turn(self.candidates())}
 
     def expected(self) -> policies.QueuedRequest:
-        lane = self.twin.turns.next_lane(self.lanes())
+        lane, rows = self.twin.turns.next_lane(self.lanes()), of_least_turn(self.candidates())
         return min(
-            ((self.twin.key(each), rank, each) for rank, each in self.candidates() if self.twin.lane(each) == lane),
+            ((self.twin.key(each), rank, each) for rank, each in rows if self.twin.lane(each) == lane),
             key=lambda row: row[:2],
         )[2]
 
@@ -152,7 +178,8 @@ class QueueAgainstList(RuleBasedStateMachine):
                 self.queue.start(0.0, CallId(name))
             return multiple()
         _, known = self.model[name]
-        lanes = self.lanes() | {self.twin.lane(known)}
+        beside = [each for _, each in self.candidates() if each.call.turn == known.call.turn]
+        lanes = {self.twin.lane(each) for each in (known, *beside)}
         assert self.queue.start(0.0, CallId(name)) == known
         self.twin.turns.take(self.twin.lane(known), lanes)
         del self.model[name]
@@ -209,9 +236,10 @@ class QueueAgainstList(RuleBasedStateMachine):
         later = self.queue.later()
         assert later(3) == self.queue.first(3)
         for seen in self.queue.first(3):
-            lanes = {self.twin.lane(each) for _, each in left.values()}
+            first = of_least_turn(left.values())
+            lanes = {self.twin.lane(each) for _, each in first}
             lane = turns.next_lane(lanes)
-            rows = [(self.twin.key(e), r, e.call.id) for r, e in left.values() if self.twin.lane(e) == lane]
+            rows = [(self.twin.key(e), r, e.call.id) for r, e in first if self.twin.lane(e) == lane]
             assert seen.call.id == min(rows)[2]
             turns.take(lane, lanes)
             del left[seen.call.id]
@@ -271,18 +299,19 @@ def test_iteration_gives_exactly_the_calls_that_pops_give(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(policies.POLICIES))
-def test_calls_that_are_owed_a_place_go_first_in_their_lane_and_calls_that_yield_go_last(policy: str) -> None:
-    calls = [item("yields"), item("plain"), item("owed")]
-    marks = {"yields": {"yields": True}, "owed": {"owed": True}}
-    marked = [replace(each, call=replace(each.call, **marks.get(each.call.id, {}))) for each in calls]
-    queue = WaitingQueue(policies.create(policy))
-    for each in marked:
-        queue.policy.on_arrival(0.0, each)
-        queue.push(each)
-    if len({queue.policy.lane(each) for each in marked}) == 1:
-        assert [each.call.id for each in queue] == ["owed", "plain", "yields"]
-        queue.switch(policies.create("fcfs"))
-        assert [each.call.id for each in queue] == ["owed", "plain", "yields"]
+def test_calls_that_are_owed_a_place_go_first_and_calls_that_yield_go_last_in_all_lanes_together(policy: str) -> None:
+    """Each tenant may have a lane of its own, and the turns may prefer the one whose calls yield."""
+    marks = {"yields": frozenset({"yields"}), "owed": frozenset({"owed"}), "plain": frozenset[str]()}
+    for order in itertools.permutations(marks):
+        for late in order:
+            queue = WaitingQueue(policies.create(policy))
+            for name in order:
+                service_s = 900.0 if name == late else 1.0
+                each = item(name, tenant=name, urgency=0 if name == late else 2, service_s=service_s, marks=marks[name])
+                queue.policy.on_arrival(0.0, each)
+                queue.push(each)
+            assert [each.call.id for each in queue] == ["owed", "plain", "yields"]
+            assert [queue.pop(0.0).call.id for _ in order] == ["owed", "plain", "yields"]
 
 
 def test_a_preempted_call_goes_before_its_equals() -> None:

@@ -79,7 +79,7 @@ class Admission:
         draft = self._draft(now, call_id, request, record)
         if request.is_costly or request.size.media or request.size.characters > PACKED_CHARACTERS:
             if request.is_costly or request.size.characters > LARGE_CHARACTERS:
-                await self._steps.next()
+                await self._steps.of(request.fields.tenant).next()
             engine_body.pack(request.body)
         booked = 0
         if draft.tenant.tokens_per_minute is not None:

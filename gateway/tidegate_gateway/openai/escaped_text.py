@@ -6,7 +6,7 @@ engine. It is not written to find that out.
 
 SHORT = b'\b\t\n\f\r"\\'
 """Escaped by two bytes."""
-LONG = bytes(byte for byte in range(0x20) if byte not in SHORT)
+LONG = bytes([byte for byte in range(0x20) if byte not in SHORT])
 """Escaped by six bytes."""
 ESCAPED = SHORT + LONG
 

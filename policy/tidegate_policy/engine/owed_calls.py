@@ -1,6 +1,6 @@
 """A call that goes first starts in the next steps (`Call.owed`, `Call.ahead`, decisions 52 to 54).
 
-To go first in its lane is not enough in two cases:
+To go first is not enough in two cases:
 
 - The memory is full of answers that grow, as those of a tenant that had the pool alone: the running calls take each block
   that becomes free before a waiting call finds enough of them. So if the first waiting call is owed a place and cannot
