@@ -81,9 +81,9 @@ class Health:
     unhealthy_after: int = 3
     """Failed health checks in a row before an engine is down; one refused connection is enough."""
     consecutive_failures: int = 3
-    """Calls that fail in a row, by the engine's fault, before it is ejected."""
+    """Calls that fail by the engine's fault, beyond those that succeed, before it is ejected."""
     base_ejection_s: float = 1.0
-    """First ejection; each further one in a row doubles it."""
+    """First ejection; each further one doubles it, until successes have taken back all failures."""
     max_ejection_s: float = 60.0
     """Longest ejection."""
     resolve_s: float = 2.0

@@ -124,7 +124,7 @@ def test_remaining_work_is_the_mean_of_finished_workflows_and_unknown_stages_are
     assert work.predict(("other", "", "plan")) is None
 
 
-def test_ejections_double_in_a_row_and_a_success_ends_the_row() -> None:
+def test_ejections_double_in_a_row_and_successes_end_the_row() -> None:
     settings = OutlierSettings(consecutive_failures=3, base_ejection_s=1.0, max_ejection_s=5.0)
     record, now, lengths = FailureRecord(), 100.0, []
     for _ in range(5):
@@ -134,6 +134,24 @@ def test_ejections_double_in_a_row_and_a_success_ends_the_row() -> None:
         assert not record.failed(now, "t", settings), "it is ejected"
         now = record.ejected_until_at_s
     assert lengths == [1.0, 2.0, 4.0, 5.0, 5.0]
-    record.succeeded(now, "t")
+    for _ in range(3):
+        record.succeeded(now, "t")
     assert [record.failed(now, "t", settings) for _ in range(3)] == [False, False, True]
     assert record.eject(now, settings) == 1.0
+
+
+@pytest.mark.parametrize(("failing", "calls", "ejected"), [(2, 3, True), (3, 4, True), (1, 2, False), (1, 10, False)])
+def test_an_engine_that_fails_most_of_its_calls_is_ejected_for_ever_longer(
+    failing: int, calls: int, ejected: bool
+) -> None:
+    settings, record, now, lengths = OutlierSettings(), FailureRecord(), 100.0, list[float]()
+    for number in range(400):
+        if lengths and number % 7 == 0:
+            record.succeeded(now - 0.5, "a")  # a call that began before the ejection
+        if number % calls < failing:
+            if record.failed(now, "ab"[number % 2], settings):
+                lengths.append(record.eject(now, settings))
+                now = record.ejected_until_at_s
+        else:
+            record.succeeded(now, "ab"[number % 2])
+    assert lengths[:4] == ([1.0, 2.0, 4.0, 8.0] if ejected else [])

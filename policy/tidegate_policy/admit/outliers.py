@@ -1,8 +1,9 @@
 """Which engine has failed too many calls to be given more? (Outlier detection, with the names that Envoy uses.)
 
-Health checks show whether an engine answers. Outlier detection shows whether an engine does its work. A passing health
-check does not bring an ejected engine back, only time does. Each ejection in a row lasts twice as long; one success
-ends the row.
+Health checks show whether an engine answers. Outlier detection shows whether an engine does its work. A success takes back
+one failure, so an engine that fails two of three calls is ejected like one that fails three in a row. A passing health
+check does not bring an ejected engine back, only time does. Each ejection in a row lasts twice as long. The row ends when
+successes have taken back all failures.
 
 The calls of one tenant may fail everywhere because of what they ask for. So they eject no engine that has served another
 tenant a moment ago, unless a call of a second tenant fails too.
@@ -23,7 +24,7 @@ class OutlierSettings:
     """When an engine is ejected, and for how long."""
 
     consecutive_failures: int = 3
-    """Calls that fail in a row, by the engine's fault, before the engine is ejected."""
+    """Calls that fail by the engine's fault, beyond those that succeed, before the engine is ejected."""
     base_ejection_s: float = 1.0
     """Length of the first ejection; each further one in a row doubles it."""
     max_ejection_s: float = 60.0
@@ -39,11 +40,11 @@ class FailureRecord:
     def __init__(self) -> None:
         self.ejected_until_at_s = 0.0
         self.failures = 0
-        """Failures in a row."""
+        """Failures that no success has taken back; those of a row of calls that fail."""
         self.rejections = 0
         """Calls that the engine rejected as wrong since another engine rejected one of them too."""
         self._ejections = 0
-        """Ejections in a row; a success after the last one starts anew."""
+        """Ejections in a row."""
         self._failed: str | None = None
         """The tenant whose calls the row of failures consists of; None if there are several, or none."""
         self._served: tuple[str, float] = ("", -1e9)
@@ -56,7 +57,10 @@ class FailureRecord:
 
     def succeeded(self, now: float, tenant: str) -> None:
         """The engine did its part in a call of the tenant."""
-        self.failures = self._ejections = 0
+        if not self.ejected(now):  # else the call began before
+            self.failures = max(self.failures - 1, 0)
+            if not self.failures:
+                self._ejections = 0
         if tenant != self._served[0]:
             self._served_before = self._served
         self._served = (tenant, now)
@@ -67,7 +71,7 @@ class FailureRecord:
             self._failed = tenant
         elif tenant != self._failed:
             self._failed = None
-        self.failures += 1
+        self.failures = min(self.failures + 1, settings.consecutive_failures)
         return (
             self.failures >= settings.consecutive_failures
             and not self.ejected(now)
