@@ -51,29 +51,23 @@ _ERROR = b'{"error":{"message":"too long","param":"prompt","code":400}}'
 _JSON, _SSE = b"application/json", b"text/event-stream; charset=utf-8"
 
 
-def _answer(content: bytes, kind: bytes = _SSE, status: bytes = b"200 OK") -> bytes:
-    """An answer that ends with its connection."""
-    return b"HTTP/1.1 %s\r\nContent-Type: %s\r\n\r\n%s" % (status, kind, content)
-
-
-def _chunked(content: bytes, kind: bytes = _SSE) -> bytes:
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nTransfer-Encoding: chunked\r\n\r\n" % kind
-    return head + b"%x\r\n%s\r\n0\r\nX-Trailer: a\r\n\r\n" % (len(content), content)
+def _answer(content: bytes) -> bytes:
+    return memory_gateway.answer(content, _SSE)
 
 
 ANSWERS = [
-    *((name, _answer(_WHOLE, _JSON)) for name in _NAMES if not name.endswith("stream")),
+    *((name, memory_gateway.answer(_WHOLE, _JSON)) for name in _NAMES if not name.endswith("stream")),
     ("chat_completions stream", _answer(_CHAT)),
     ("chat_completions stream", _answer(_CHAT.replace(b"\n", b"\r\n"))),
-    ("chat_completions stream", _chunked(_CHAT)),
+    ("chat_completions stream", memory_gateway.chunked(_CHAT, _SSE)),
     ("chat_completions stream", _answer(_CHAT[:70] + b'data: {"error":{"message":"x"}}\n\n')),
-    ("chat_completions", _answer(_ERROR, _JSON, b"400 Bad Request")),
-    ("chat_completions", b"HTTP/1.1 100 Continue\r\n\r\n" + _chunked(_WHOLE, _JSON)),
+    ("chat_completions", memory_gateway.answer(_ERROR, _JSON, b"400 Bad Request")),
+    ("chat_completions", b"HTTP/1.1 100 Continue\r\n\r\n" + memory_gateway.chunked(_WHOLE, _JSON)),
     ("completions stream", _answer(b'data: {"choices":[{"text":"a"}]}\n\n' * 3 + b"data: [DONE]\n\n")),
-    ("completions", _answer(b"", _JSON, b"503 Service Unavailable")),
+    ("completions", memory_gateway.answer(b"", _JSON, b"503 Service Unavailable")),
     ("completions", b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(_WHOLE), _WHOLE)),
     ("responses stream", _answer(_RESPONSE)),
-    ("responses stream", _chunked(b'event: error\ndata: {"type":"error"}\n\n')),
+    ("responses stream", memory_gateway.chunked(b'event: error\ndata: {"type":"error"}\n\n', _SSE)),
 ]
 SEEDS = [bytes((_NAMES.index(name), mode)) + answer for name, answer in ANSWERS for mode in (0, 9)]
 DICTIONARY = (

@@ -220,6 +220,17 @@ class Peer:
         self.made.connection_lost(None)
 
 
+def answer(content: bytes, kind: bytes, status: bytes = b"200 OK") -> bytes:
+    """An answer that ends with its connection."""
+    return b"HTTP/1.1 %s\r\nContent-Type: %s\r\n\r\n%s" % (status, kind, content)
+
+
+def chunked(content: bytes, kind: bytes) -> bytes:
+    """An answer in one chunk, with a trailer."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nTransfer-Encoding: chunked\r\n\r\n" % kind
+    return head + b"%x\r\n%s\r\n0\r\nX-Trailer: a\r\n\r\n" % (len(content), content)
+
+
 async def settled(is_over: Callable[[], bool]) -> None:
     """Waits until it is over, and no body and no call counts any more. Raises `Finding` if that never happens."""
     until_s = time.monotonic() + SETTLE_S

@@ -24,23 +24,13 @@ _CSV = b'\xef\xbb\xbfa,b,c\r\n1,"2, ""two""\r\n",3\r\n\r\n4,5,6\n'
 _LINES = b'{"a":"1","b":2}\n\n{"b":true,"a":2.5,"c":{"d":[null]}}\r\n{"a":"\\ud83d\\ude00","b":"x"}'
 
 
-def _answer(content: bytes, kind: bytes = b"text/csv") -> bytes:
-    """An answer that ends with its connection."""
-    return b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\n\r\n%s" % (kind, content)
-
-
-def _chunked(content: bytes, kind: bytes) -> bytes:
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nTransfer-Encoding: chunked\r\n\r\n" % kind
-    return head + b"%x\r\n%s\r\n0\r\nX-Trailer: a\r\n\r\n" % (len(content), content)
-
-
 ANSWERS = [
-    (0, _answer(_CSV)),
-    (1, _answer(_LINES, b"application/octet-stream")),
-    (2, _chunked(_CSV, b"application/csv; charset=utf-8")),
-    (2, _chunked(_LINES, b"application/x-ndjson")),
+    (0, memory_gateway.answer(_CSV, b"text/csv")),
+    (1, memory_gateway.answer(_LINES, b"application/octet-stream")),
+    (2, memory_gateway.chunked(_CSV, b"application/csv; charset=utf-8")),
+    (2, memory_gateway.chunked(_LINES, b"application/x-ndjson")),
     (0, b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(_CSV), _CSV)),
-    (2, b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n" + _answer(_LINES, b"application/jsonl")),
+    (2, b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n" + memory_gateway.answer(_LINES, b"application/jsonl")),
     (0, b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/\r\nContent-Length: 0\r\n\r\n"),
 ]
 SEEDS = [bytes((address, mode)) + answer for address, answer in ANSWERS for mode in (0, 9)]
