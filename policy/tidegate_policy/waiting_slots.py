@@ -206,7 +206,10 @@ class Heaps:
             entry.lane = lane
         self.lanes = {lane: _Lane(len(heap), heap) for lane, heap in to.heaps.items()}
         self.waiting_by = _counted(to.entries)
-        self.open_by = _counted([entry for entry in to.entries if entry.scan != self.scan])
+        if self.passed:
+            self.open_by = _counted([entry for entry in to.entries if entry.scan != self.scan])
+        else:
+            self.open_by = _copy(self.waiting_by)
         self.pushes += len(to.entries)
         self._follow(to.policy)
 
