@@ -1,6 +1,7 @@
 """Single calls to an engine, and the translation between messages and values."""
 
 import asyncio
+import contextlib
 import math
 from collections.abc import AsyncIterator, Mapping
 
@@ -73,6 +74,41 @@ async def test_an_answer_that_cannot_be_read_is_none(double: control_double.Fake
         assert await client.set_policy("edf", "a test") is None
     finally:
         await client.close()
+
+
+class FloodingEngine(control_pb2_grpc.EngineControlServicer):
+    """It reports as fast as its caller reads."""
+
+    sent = 0
+
+    async def WatchQos(  # type: ignore[override]
+        self, request: control_pb2.WatchQosRequest, context: object
+    ) -> AsyncIterator[control_pb2.QosReport]:
+        report = translation.to_report(SmallEngine().cut())
+        while True:
+            self.sent += 1
+            yield report
+
+
+async def test_an_engine_that_floods_its_watcher_is_read_at_twice_its_pace_and_held_back() -> None:
+    server, engine, address = grpc.aio.server(), FloodingEngine(), "unix:@tidegate-flood-test"
+    control_pb2_grpc.add_EngineControlServicer_to_server(engine, server)  # type: ignore[no-untyped-call]
+    server.add_insecure_port(address)
+    await server.start()
+    client = control_client.EngineClient(address)
+    clock = asyncio.get_running_loop().time
+    began_s, read = clock(), 0
+    try:
+        async with contextlib.aclosing(client.watch(0.2)) as reports:
+            async for _ in reports:
+                read += 1
+                if read == control_client.REPORTS_IN_A_ROW + 10:
+                    break
+        assert clock() - began_s > 0.9, "ten reports in a row, and two in each 0.2 s"
+        assert engine.sent < 20_000, "the window of the connection has few reports"
+    finally:
+        await client.close()
+        await server.stop(0)
 
 
 class SmallEngine:

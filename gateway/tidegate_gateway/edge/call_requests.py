@@ -23,20 +23,30 @@ class CallRequests:
         """The call in a request, whose body is let go of. Raises `BadRequest`."""
         fields = http_headers.read(http_headers.headers_of(request.headers))
         tenant = http_headers.named_tenant(request.headers)
-        parsed = await self.parsed(kind, request.body, fields, tenant=tenant, is_costly=request.is_costly)
+        parsed = await self.parsed(
+            kind, request.body, fields, tenant=tenant, is_costly=request.is_costly, is_counted=request.is_counted
+        )
         request.body = b""  # the parsed request has it
         return parsed
 
     async def parsed(
-        self, kind: endpoint.Endpoint, raw: bytes, fields: request_fields.RequestFields, *, tenant: str, is_costly: bool
+        self,
+        kind: endpoint.Endpoint,
+        raw: bytes,
+        fields: request_fields.RequestFields,
+        *,
+        tenant: str,
+        is_costly: bool,
+        is_counted: bool = False,
     ) -> parsed_request.ParsedRequest:
-        """The call with this body. A large one takes the turn of `tenant`. Raises `BadRequest`."""
+        """The call with this body, whose parts may be counted already. A large one takes the turn of `tenant`. Raises
+        `BadRequest`."""
         most = self._most_choices
         if len(raw) <= LARGE_BODY_BYTES:
             return parsed_request.from_json(kind, raw, fields, most_choices=most, is_costly=is_costly)
         await self._large_bodies.take(tenant)
         try:
-            body = parsed_request.decoded(raw)
+            body = parsed_request.decoded(raw, is_counted=is_counted)
             await asyncio.sleep(0)
             found = parsed_request.from_body(kind, body, fields, most_choices=most, is_costly=is_costly)
             await asyncio.sleep(0)

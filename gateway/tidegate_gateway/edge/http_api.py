@@ -63,7 +63,7 @@ class HttpApi:
             *(self.page_routes() if listen.status_page else []),
         ]
         calls = [
-            route(method="POST", path=kind.path, handler=self._handler(kind), streams=True)
+            route(method="POST", path=kind.path, handler=self._handler(kind), streams=True, is_call=True)
             for kind in endpoint_registry.ENDPOINTS
         ]
         return http_listener.Routes([*calls, *self.requests_but_calls(), *self._health_routes(), *views])

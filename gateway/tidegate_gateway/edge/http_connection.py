@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 import httptools
 
 from tidegate_gateway.edge import (
+    arriving_body,
     client_addresses,
     client_transport,
     framing_errors,
@@ -27,7 +28,6 @@ from tidegate_gateway.edge import (
 )
 from tidegate_gateway.openai import error_table, http_headers
 from tidegate_gateway.openai.error_table import BadRequest
-from tidegate_policy.model import DropReason
 
 if TYPE_CHECKING:
     from tidegate_gateway.edge import http_listener
@@ -62,13 +62,12 @@ class Connection(asyncio.Protocol):
         self._held = b""  # the head of a stream that has not left yet
         self._frame_bytes = 0  # since the last byte of a body, or the last request
         self._rejected = 0  # invalid requests since the last one of another kind
-        self._header_bytes = self._body_bytes = 0
+        self._header_bytes = 0
         self._url = b""
         self._headers: list[tuple[str, str]] = []
         self._in_body = False
-        self._body: list[bytes] = []
-        self._most_body_bytes, self._small_pieces = self._limits.body_bytes, framing_errors.BODY_PIECES
         self._bodies = listener.bodies.hold()
+        self._body = arriving_body.ArrivingBody(self._bodies)
         self._request: http_messages.Request | None = None
         self._resumed: http_messages.Request | None = None
         self._limit_at_s = 0.0
@@ -204,7 +203,7 @@ class Connection(asyncio.Protocol):
         self._incoming.end()
         self._bodies.release()
         del self._parser  # it and this object know each other, and would wait long for the garbage collector
-        self._body = []
+        self._body.drop()
         self._waiting.clear()
         if self._present is not None:
             self._present.body = b""
@@ -221,7 +220,7 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         if self._resumed is not None:
             return
-        self._url, self._headers, self._header_bytes, self._body, self._body_bytes = b"", [], 0, [], 0
+        self._url, self._headers, self._header_bytes = b"", [], 0
         if len(self._waiting) >= framing_errors.PIPELINED + (self._present is None):
             raise framing_errors.too_many_at_once()
 
@@ -268,28 +267,20 @@ class Connection(asyncio.Protocol):
         framing_errors.check_headers(request)
         self._listener.find(request)
         self._bodies.count_for(http_headers.named_tenant(request.headers))
+        route = request.route[0] if request.route is not None else None
+        most_bytes = (route.body_bytes if route is not None else None) or self._limits.body_bytes
+        if int(request.header("content-length") or 0) > most_bytes:
+            raise framing_errors.body_too_large(most_bytes)
         has_chunks = bool(request.header("transfer-encoding"))
-        self._small_pieces = framing_errors.SMALL_CHUNKS if has_chunks else framing_errors.BODY_PIECES
-        self._most_body_bytes = self._limits.body_bytes
-        if request.route is not None and request.route[0].body_bytes is not None:
-            self._most_body_bytes = request.route[0].body_bytes
-        if int(request.header("content-length") or 0) > self._most_body_bytes:
-            raise framing_errors.body_too_large(self._most_body_bytes)
+        small_pieces = framing_errors.SMALL_CHUNKS if has_chunks else framing_errors.BODY_PIECES
+        self._body.begin(most_bytes=most_bytes, small_pieces=small_pieces, is_call=route is not None and route.is_call)
         if not self._paused:
             self._limit(self._limits.body_s)
         if request.header("expect").lower() == "100-continue" and self._transport is not None and self._idle_before:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, data: bytes) -> None:
-        self._body_bytes += len(data)
-        self._bodies.add(len(data))
-        if self._body_bytes > self._most_body_bytes:
-            raise framing_errors.body_too_large(self._most_body_bytes)
-        if not self._bodies.fits:
-            raise error_table.Shed(DropReason.SATURATED)
-        self._body.append(data)
-        if len(self._body) > self._small_pieces + self._body_bytes // framing_errors.PIECE_BYTES:
-            raise framing_errors.small_chunks(self._small_pieces)
+        self._body.add(data)
         self._frame_bytes = 0
 
     def on_message_complete(self) -> None:
@@ -301,9 +292,8 @@ class Connection(asyncio.Protocol):
         self._frame_bytes = 0
         self._incoming.request_ended()
         self._listener.unoccupied.pop(self, None)
-        request.body = b"".join(self._body)  # nearly every body comes in one piece, which is not copied
-        request.body_bytes = self._body_bytes
-        self._body, self._body_bytes = [], 0
+        request.body, request.is_counted = self._body.taken()
+        request.body_bytes = len(request.body)
         self.unused = False
         if not self._idle_before and not self._paused and self._transport is not None:
             self._paused = True
@@ -487,8 +477,7 @@ class Connection(asyncio.Protocol):
         error.__traceback__ = error.__context__ = None  # its frames would keep the body
         self._ignoring = True
         self.unused = False
-        self._bodies.add(-self._body_bytes)
-        self._body, self._body_bytes = [], 0
+        self._body.drop()
         self._waiting.append(error)
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)

@@ -50,6 +50,8 @@ class Route:
     """Callers need no API key."""
     body_bytes: int | None = None
     """The size of a body; None = `limits.body_bytes`."""
+    is_call: bool = False
+    """The body is the JSON of a call for an engine."""
 
 
 Guard = Callable[[http_messages.Request, Route], None]

@@ -38,6 +38,8 @@ class Request:
     """The size of the body; a handler may let go of the body itself."""
     is_costly: bool = False
     """The body has many values (`costly_requests`)."""
+    is_counted: bool = False
+    """The parts of the body were counted while it arrived (`large_body`)."""
     route: tuple[Any, Mapping[str, str]] | None = None
     """The listener's route of the path, and the named groups of the path."""
     keeps: bool = True

@@ -12,6 +12,8 @@ import orjson
 UNCOUNTED_BYTES = 64 * 1024
 """A document of this size is parsed within a few milliseconds, whatever it contains."""
 VALUES_PER_PART = 10
+FEW_QUOTES = 100
+"""One quotation mark in so many bytes is no sign of many texts."""
 
 
 class TooManyParts(ValueError):
@@ -62,21 +64,39 @@ def usage_of(raw: bytes) -> object:
 class PartCount:
     """Counts the parts of documents that have one bound together, and their other values."""
 
-    def __init__(self, most_parts: int) -> None:
-        self._most_parts = most_parts
-        self._parts = self._values = 0
+    def __init__(self, most_parts: int, most_texts: int = 0) -> None:
+        """With `most_texts` texts count too, and the names of fields with them."""
+        self._most_parts, self._most_texts = most_parts, most_texts
+        self._parts = self._values = self._quotes = 0
 
     def add(self, raw: bytes, first: int = 0, end: int | None = None) -> None:
         """Counts a document from `first` to `end`. Raises `TooManyParts`."""
         end = len(raw) if end is None else end
         for at in range(first, end, UNCOUNTED_BYTES):
             last = min(at + UNCOUNTED_BYTES, end)
-            self._parts += raw.count(b"[", at, last) + raw.count(b"{", at, last) + raw.count(b":", at, last)
-            self._values += raw.count(b",", at, last)
+            self._parts += _count(raw, b"[", at, last) + _count(raw, b"{", at, last) + _count(raw, b":", at, last)
+            self._values += _count(raw, b",", at, last)
             if self._parts > self._most_parts:
                 raise TooManyParts(f"it has more than {self._most_parts} lists, objects and fields")
             if self._values > VALUES_PER_PART * self._most_parts:
                 raise TooManyParts(f"it has more than {VALUES_PER_PART * self._most_parts} values")
+            if self._most_texts:
+                self._quotes += _quotes(raw, at, last)
+                if self._quotes > 2 * self._most_texts:
+                    raise TooManyParts(f"it has more than {self._most_texts} texts")
+
+
+def _count(raw: bytes, mark: bytes, first: int, end: int) -> int:
+    """As `raw.count`, but many times quicker where there is none."""
+    return raw.count(mark, first, end) if raw.find(mark, first, end) >= 0 else 0
+
+
+def _quotes(raw: bytes, first: int, end: int) -> int:
+    """The quotation marks around texts; some are missed. Those within texts are sought where there are many."""
+    quotes = _count(raw, b'"', first, end)
+    if FEW_QUOTES * quotes <= end - first or raw.find(b"\\", first, end) < 0:
+        return quotes
+    return quotes - raw.count(b'\\"', first, end)
 
 
 def loads(raw: bytes, *, most_parts: int) -> Any:

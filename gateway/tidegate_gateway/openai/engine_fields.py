@@ -5,6 +5,7 @@ address, run a template of the client or take tensors is an error, unless a swit
 all calls or for those of a class. Engines convert texts to numbers and flags, so types are compared exactly.
 """
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -130,7 +131,7 @@ def _sized(most_bytes: int) -> Check:
         except orjson.JSONEncodeError as error:
             raise BadRequest(f"{name[:64]} is nested too deeply", param=name[:64]) from error
         if too_many or len(raw) > most_bytes:
-            raise BadRequest(f"{name[:64]} is larger than {most_bytes} bytes", param=name[:64])
+            raise too_large(name, most_bytes)
         brackets = raw.count(b"{") + raw.count(b"[")
         if brackets > MOST_BRACKETS and type(value) in _CONTAINERS:
             raise BadRequest(f"{name[:64]} has more than {MOST_BRACKETS} lists and objects", param=name[:64])
@@ -138,6 +139,11 @@ def _sized(most_bytes: int) -> Check:
             raise BadRequest(f"{name[:64]} has more than {NESTING} levels of lists and objects", param=name[:64])
 
     return check
+
+
+def too_large(name: str, most_bytes: int) -> BadRequest:
+    """The JSON of a field has more bytes than it may have."""
+    return BadRequest(f"{name[:64]} is larger than {most_bytes} bytes", param=name[:64])
 
 
 def _levels(value: Any) -> int:
@@ -289,3 +295,11 @@ _CHECKS: dict[str, Check] = {
     "input": _other_prompt,
     "prompt": _other_prompt,
 }
+_SIZES = {_other: OTHER_BYTES, _schema: SCHEMA_BYTES, _tools: TOOLS_BYTES, _text: SUFFIX_BYTES}
+LEAST_TEXT_BYTES = min(_SIZES.values())
+"""A field of a body whose text has no more bytes is not too large."""
+
+
+def most_text_bytes(name: str) -> int:
+    """The bytes of the longest text in a field of a body, in JSON; for a prompt more than any body has."""
+    return _SIZES.get(_CHECKS.get(name, _other), sys.maxsize)

@@ -8,6 +8,8 @@ checks the rest, and its own error reaches the client in its words. `lifecycle.a
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
 from tidegate_gateway.openai import bounded_json, endpoint, engine_body, error_table, request_fields
 from tidegate_gateway.openai.endpoint import Endpoint, RequestSize
 from tidegate_gateway.openai.error_table import BadRequest
@@ -62,12 +64,17 @@ def from_json(
     return from_body(kind, decoded(raw), fields, most_choices=most_choices, is_costly=is_costly)
 
 
-def decoded(raw: bytes) -> Any:
-    """The JSON value of a body. Raises `BadRequest`."""
+def decoded(raw: bytes, *, is_counted: bool = False) -> Any:
+    """The JSON value of a body, whose parts may be counted already (`large_body`). Raises `BadRequest`."""
     try:
-        return bounded_json.loads(raw, most_parts=MOST_PARTS)
+        return orjson.loads(raw) if is_counted else bounded_json.loads(raw, most_parts=MOST_PARTS)
     except ValueError as error:
-        raise BadRequest(f"the body is not JSON that the gateway takes: {error}") from error
+        raise not_taken(error) from error
+
+
+def not_taken(error: ValueError) -> BadRequest:
+    """The body is not JSON, or too much of it."""
+    return BadRequest(f"the body is not JSON that the gateway takes: {error}")
 
 
 def from_body(
