@@ -14,9 +14,10 @@ SET_POLICY_TIMEOUT_S = 5.0
 """An engine acknowledges a policy when it is in force, which may take a step of the engine."""
 MOST_MESSAGE_BYTES = 64 * 1024
 """Of an answer or a report. An engine's state has a few hundred, and one that sends much takes the caller's time."""
-REPORTS_IN_A_ROW = 10
-"""Reports that are read without a pause. An engine that goes on to send more than two in a period is read more slowly, so
-that it takes little of the caller's time, and the connection holds it back."""
+REPORTS_IN_A_ROW = 100
+"""Reports that are read without a pause, such as those that came while the caller was busy. An engine that goes on to
+send more than two in a period is read more slowly, so that it takes little of the caller's time, and the connection holds
+it back."""
 UNREADABLE = "its answer cannot be read"
 
 

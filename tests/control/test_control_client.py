@@ -81,6 +81,11 @@ class FloodingEngine(control_pb2_grpc.EngineControlServicer):
 
     sent = 0
 
+    async def GetState(  # type: ignore[override]
+        self, request: control_pb2.GetStateRequest, context: object
+    ) -> control_pb2.EngineState:
+        return translation.to_state(STATE, engine_version="1")
+
     async def WatchQos(  # type: ignore[override]
         self, request: control_pb2.WatchQosRequest, context: object
     ) -> AsyncIterator[control_pb2.QosReport]:
@@ -103,8 +108,9 @@ async def test_an_engine_that_floods_its_watcher_is_read_at_twice_its_pace_and_h
             async for _ in reports:
                 read += 1
                 if read == control_client.REPORTS_IN_A_ROW + 10:
+                    assert await client.get_state(timeout_s=60.0) == STATE, "other calls pass the reports"
                     break
-        assert clock() - began_s > 0.9, "ten reports in a row, and two in each 0.2 s"
+        assert clock() - began_s > 0.9, "after the reports in a row, two in each 0.2 s"
         assert engine.sent < 20_000, "the window of the connection has few reports"
     finally:
         await client.close()

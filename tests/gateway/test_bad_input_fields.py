@@ -65,7 +65,7 @@ REFUSED = [
     ("prompt_logprob_token_ids", {"prompt_logprob_token_ids": [[1]] * 21}),
     ("stream_interval", {"stream_interval": 1_000_000}),
     ("stream_interval", {"stream_interval": True}),
-    ("stop", {"stop": ["x"] * 100_000}),
+    ("stop", {"stop": ["x"] * 10_000}),
     ("stop", {"stop": "x" * 5000}),
     ("stop", {"stop": [1]}),
     ("bad_words", {"bad_words": ["x"] * 1000}),

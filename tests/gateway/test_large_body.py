@@ -1,6 +1,7 @@
 """A large body that can be no call is refused while it arrives, and no body that can be one."""
 
 import asyncio
+import collections
 from typing import Any
 
 import orjson
@@ -9,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fake_engine
+from tidegate_gateway import tenant_budget
+from tidegate_gateway.edge import arriving_body
 from tidegate_gateway.openai import bounded_json, chat_completions, engine_fields, large_body, parsed_request
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_gateway.openai.request_fields import RequestFields
@@ -33,7 +36,7 @@ def seen(raw: bytes, block_bytes: int = large_body.BLOCK_BYTES) -> int:
 
 def check(raw: bytes) -> None:
     """What is checked of a body that has come as a whole. Raises `BadRequest`."""
-    request = parsed_request.from_json(chat_completions.ENDPOINT, raw, RequestFields())
+    request = parsed_request.from_body(chat_completions.ENDPOINT, parsed_request.decoded(raw), RequestFields())
     RULES.check(chat_completions.ENDPOINT, request.body, None)
 
 
@@ -56,6 +59,7 @@ def test_a_body_that_can_be_no_call_is_refused_after_a_part_of_it(fields: dict[s
     with pytest.raises(BadRequest, match=says) as refused:
         seen(raw)
     assert refused.value.seen < len(raw)  # type: ignore[attr-defined]
+    assert refused.value.__cause__ is None, "its frames would keep the body"
     with pytest.raises(BadRequest):
         check(raw)
 
@@ -71,6 +75,10 @@ def test_a_body_that_can_be_no_call_is_refused_after_a_part_of_it(fields: dict[s
         orjson.dumps(HELLO | {"messages": [{"role": "user", "content": 'a "quoted" word' * 60_000}]}),
         orjson.dumps(HELLO | {"suffix": LONG}),
         orjson.dumps(HELLO)[:-1] + b',"guided_regex":"x"' + b" " * 600_000 + b"}",
+        orjson.dumps(HELLO)[:-1] + b',"guided_regex":"x\\\\"' + b" " * 600_000 + b"}",
+        orjson.dumps(HELLO | {"kv_transfer_params": {"x": LONG}}),
+        orjson.dumps(HELLO | {"session_id": LONG}),
+        orjson.dumps(HELLO | {"messages": [{"role": "user", "content": 'a "word" in 999 bytes'.ljust(999) * 16_000}]}),
         orjson.dumps(HELLO)[:-1] + b',"guided_regex":"' + b"\\u0041" * 65_000 + b'"}',
         b'{"guided_regex":"x","model":"fake","messages":[{"role":"user","content":"' + LONG.encode() + b'"}]}',
     ],
@@ -86,7 +94,20 @@ def test_an_array_of_token_ids_passes() -> None:
 
 
 TEXTS = st.sampled_from([LONG, "x", '"', "\\", ":", ",", '{"guided_regex":"', '\\"' * 200_000, "", LONG + '"'])
-NAMES = st.sampled_from(["guided_regex", "suffix", "content", "text", "x", "messages", 'a"b', "structured_outputs"])
+NAMES = st.sampled_from(
+    [
+        "guided_regex",
+        "suffix",
+        "content",
+        "text",
+        "x",
+        "messages",
+        'a"b',
+        "structured_outputs",
+        "priority",
+        "vllm_xargs",
+    ]
+)
 VALUES = st.recursive(
     TEXTS | st.integers(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
@@ -109,6 +130,16 @@ def test_what_is_refused_while_it_arrives_is_refused_as_a_whole_too(
     except BadRequest:
         with pytest.raises(BadRequest):
             check(raw)
+
+
+def test_small_chunks_of_a_call_count_however_often_it_is_looked_at() -> None:
+    body = arriving_body.ArrivingBody(tenant_budget.TenantBudget(2**30).hold())
+    body.begin(most_bytes=2**23, small_pieces=1024, is_call=True)
+    large = large_body.BLOCK_BYTES * b"x"
+    for piece in [*1000 * [b"x"], large, *1000 * [b"x"], large, *1000 * [b"x"]]:
+        body.add(piece)
+    with pytest.raises(BadRequest, match="chunks that are too small"):
+        collections.deque(map(body.add, 2000 * [b"x"]), maxlen=0)
 
 
 async def test_the_rest_of_a_refused_body_need_not_come(up: Any) -> None:

@@ -56,7 +56,7 @@ def written(now: float, wall_s: float, request: parsed_request.ParsedRequest, on
 @given(raw=st.binary(max_size=200), kind=st.sampled_from(endpoint_registry.ENDPOINTS))
 def test_any_bytes_are_a_request_or_a_bad_request(raw: bytes, kind: endpoint.Endpoint) -> None:
     with contextlib.suppress(error_table.BadRequest):
-        parsed_request.from_json(kind, raw, http_headers.read({}))
+        parsed_request.from_body(kind, parsed_request.decoded(raw), http_headers.read({}))
 
 
 @given(body=st.dictionaries(KEYS, JSON), headers=st.dictionaries(NAMES, st.text(max_size=30)))

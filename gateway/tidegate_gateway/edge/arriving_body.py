@@ -13,15 +13,17 @@ from tidegate_policy.model import DropReason
 class ArrivingBody:
     """The body of the present request of one connection."""
 
-    __slots__ = ("_held", "_is_call", "_large", "_most_bytes", "_pieces", "_small_pieces", "_unseen", "size")
+    __slots__ = ("_arrived", "_held", "_is_call", "_large", "_most_bytes", "_pieces", "_seen", "_small_pieces", "size")
 
     def __init__(self, held: tenant_budget.Held) -> None:
         """`held` is what the connection holds of the budget of all bodies."""
         self._held = held
         self._pieces: list[bytes] = []
+        self._arrived = 0
+        """The pieces that have come; those that are looked at are joined."""
         self._large: large_body.LargeBody | None = None
-        self._unseen = 0
-        """The first piece that `_large` has not seen."""
+        self._seen = 0
+        """The pieces at the beginning that `_large` has seen."""
         self._most_bytes = self._small_pieces = 0
         self._is_call = False
         self.size = 0
@@ -42,7 +44,8 @@ class ArrivingBody:
         if not self._held.fits:
             raise error_table.Shed(DropReason.SATURATED)
         self._pieces.append(piece)
-        if len(self._pieces) > self._small_pieces + self.size // framing_errors.PIECE_BYTES:
+        self._arrived += 1
+        if self._arrived > self._small_pieces + self.size // framing_errors.PIECE_BYTES:
             raise framing_errors.small_chunks(self._small_pieces)
         if self._is_call and self.size >= large_body.BLOCK_BYTES:
             self._look(large_body.BLOCK_BYTES)
@@ -53,20 +56,20 @@ class ArrivingBody:
         if is_counted:
             self._look(1)
         body = b"".join(self._pieces)  # nearly every body comes in one piece, which is not copied
-        self._pieces, self._unseen, self.size = [], 0, 0
+        self._pieces, self._seen, self._arrived, self.size = [], 0, 0, 0
         return body, is_counted
 
     def drop(self) -> None:
         """Lets go of what has arrived."""
         self._held.add(-self.size)
-        self._pieces, self._unseen, self.size = [], 0, 0
+        self._pieces, self._seen, self._arrived, self.size = [], 0, 0, 0
 
-    def _look(self, least: int) -> None:
+    def _look(self, least_bytes: int) -> None:
         """Looks at the bytes that have come since the last look, in one piece, if there are so many."""
         large = self._large = self._large or large_body.LargeBody()
-        if self.size < large.seen + least:
+        if self.size < large.seen + least_bytes:
             return
-        block = b"".join(self._pieces[self._unseen :])
-        self._pieces[self._unseen :] = [block]
-        self._unseen += 1
+        block = b"".join(self._pieces[self._seen :])
+        self._pieces[self._seen :] = [block]
+        self._seen += 1
         large.add(block, self._pieces)

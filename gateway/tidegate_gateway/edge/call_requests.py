@@ -43,7 +43,8 @@ class CallRequests:
         `BadRequest`."""
         most = self._most_choices
         if len(raw) <= LARGE_BODY_BYTES:
-            return parsed_request.from_json(kind, raw, fields, most_choices=most, is_costly=is_costly)
+            body = parsed_request.decoded(raw, is_counted=is_counted)
+            return parsed_request.from_body(kind, body, fields, most_choices=most, is_costly=is_costly)
         await self._large_bodies.take(tenant)
         try:
             body = parsed_request.decoded(raw, is_counted=is_counted)

@@ -474,7 +474,7 @@ class Connection(asyncio.Protocol):
 
     def _reject(self, error: error_table.GatewayError) -> None:
         """Nothing more is parsed; the error is answered after the requests before it."""
-        error.__traceback__ = error.__context__ = None  # its frames would keep the body
+        error.__traceback__ = error.__context__ = error.__cause__ = None  # its frames would keep the body
         self._ignoring = True
         self.unused = False
         self._body.drop()

@@ -12,8 +12,8 @@ import orjson
 UNCOUNTED_BYTES = 64 * 1024
 """A document of this size is parsed within a few milliseconds, whatever it contains."""
 VALUES_PER_PART = 10
-FEW_QUOTES = 100
-"""One quotation mark in so many bytes is no sign of many texts."""
+BYTES_PER_QUOTE = 100
+"""Where there are fewer quotation marks, they are no sign of many texts."""
 
 
 class TooManyParts(ValueError):
@@ -92,11 +92,11 @@ def _count(raw: bytes, mark: bytes, first: int, end: int) -> int:
 
 
 def _quotes(raw: bytes, first: int, end: int) -> int:
-    """The quotation marks around texts; some are missed. Those within texts are sought where there are many."""
+    """The quotation marks around texts, where there are many. Some are missed, and those within texts do not count."""
     quotes = _count(raw, b'"', first, end)
-    if FEW_QUOTES * quotes <= end - first or raw.find(b"\\", first, end) < 0:
-        return quotes
-    return quotes - raw.count(b'\\"', first, end)
+    if quotes * BYTES_PER_QUOTE <= end - first:
+        return 0
+    return quotes - raw.count(b'\\"', first, end) if raw.find(b"\\", first, end) >= 0 else quotes
 
 
 def loads(raw: bytes, *, most_parts: int) -> Any:

@@ -295,11 +295,12 @@ _CHECKS: dict[str, Check] = {
     "input": _other_prompt,
     "prompt": _other_prompt,
 }
-_SIZES = {_other: OTHER_BYTES, _schema: SCHEMA_BYTES, _tools: TOOLS_BYTES, _text: SUFFIX_BYTES}
-LEAST_TEXT_BYTES = min(_SIZES.values())
+_SIZES = {_other: OTHER_BYTES, _stop: OTHER_BYTES, _schema: SCHEMA_BYTES, _tools: TOOLS_BYTES, _text: SUFFIX_BYTES}
+LEAST_TEXT_BYTES: int = min(_SIZES.values())
 """A field of a body whose text has no more bytes is not too large."""
 
 
 def most_text_bytes(name: str) -> int:
-    """The bytes of the longest text in a field of a body, in JSON; for a prompt more than any body has."""
+    """The bytes of the longest text in a field of a body, in JSON. More than any body has for a prompt, and for fields
+    whose other rules find a long text."""
     return _SIZES.get(_CHECKS.get(name, _other), sys.maxsize)

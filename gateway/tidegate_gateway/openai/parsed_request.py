@@ -52,18 +52,6 @@ class ParsedRequest:
         return "tools" in self.body or "functions" in self.body
 
 
-def from_json(
-    kind: endpoint.Endpoint,
-    raw: bytes,
-    fields: request_fields.RequestFields,
-    *,
-    most_choices: int = endpoint.BOUND_CHOICES,
-    is_costly: bool = False,
-) -> ParsedRequest:
-    """The request in `raw`. Raises `BadRequest` with the field that is wrong and its allowed values."""
-    return from_body(kind, decoded(raw), fields, most_choices=most_choices, is_costly=is_costly)
-
-
 def decoded(raw: bytes, *, is_counted: bool = False) -> Any:
     """The JSON value of a body, whose parts may be counted already (`large_body`). Raises `BadRequest`."""
     try:
@@ -85,7 +73,7 @@ def from_body(
     most_choices: int = endpoint.BOUND_CHOICES,
     is_costly: bool = False,
 ) -> ParsedRequest:
-    """As `from_json`, for a body that is decoded already."""
+    """The request in a decoded body. Raises `BadRequest` with the field that is wrong and its allowed values."""
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
     if len(body) > MOST_FIELDS:

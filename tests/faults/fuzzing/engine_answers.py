@@ -27,7 +27,7 @@ def _calls() -> list[parsed_request.ParsedRequest]:
         for stream in (False, True) if kind.stream is not None else (False,):
             body = {"model": "fake", kind.prompt_field: _INPUTS[kind.prompt_field], "stream": stream}
             body |= {"tools": [{"type": "function"}], "stream_options": {} if stream else None, "max_tokens": 20}
-            found.append(parsed_request.from_json(kind, orjson.dumps(body), _FIELDS))
+            found.append(parsed_request.from_body(kind, parsed_request.decoded(orjson.dumps(body)), _FIELDS))
     return found
 
 
