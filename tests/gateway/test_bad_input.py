@@ -25,7 +25,7 @@ HELLO = [{"role": "user", "content": "hello"}]
         pytest.param(b"[" * 100_000, "not JSON", id="deep nesting"),
         pytest.param(b"[" + b"[]," * 1_000_000 + b"[]]", "more than 120000 lists", id="a million lists"),
         pytest.param(b"{%s}" % b",".join(b'"%d" :1' % i for i in range(250_000)), "more than", id="many fields"),
-        pytest.param(b"[%s]" % b",".join([b"1.5"] * 1_300_000), "more than 1200000 values", id="many numbers"),
+        pytest.param(b"[%s]" % b",".join([b"1.5"] * 1_300_000), "more than 600000 values", id="many numbers"),
         pytest.param(
             b'{"model":"fake","messages":[%s]}' % b",".join([b'{"role":"u"}'] * 25_000), "at most 20000", id="messages"
         ),
@@ -68,7 +68,7 @@ async def test_a_wrong_body_is_400(up: Any, raw: bytes, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt", [None, 5, [], [""[:0], 5], {"a": 1}, [[]], [-1], [True], [[1]] * 30_000, [1] * 1_000_001]
+    "prompt", [None, 5, [], [""[:0], 5], {"a": 1}, [[]], [-1], [True], [[1]] * 30_000, [1] * 500_001]
 )
 async def test_a_wrong_prompt_is_400(up: Any, prompt: Any) -> None:
     async with fake_engine.engine() as engine, up(engine, store=False) as client:

@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import io
 from typing import Any
 
 import orjson
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 import fake_engine
 from tidegate_gateway import tenant_budget
-from tidegate_gateway.edge import arriving_body
+from tidegate_gateway.edge import arriving_body, call_requests
 from tidegate_gateway.openai import bounded_json, chat_completions, engine_fields, large_body, parsed_request
 from tidegate_gateway.openai.error_table import BadRequest
 from tidegate_gateway.openai.request_fields import RequestFields
@@ -168,3 +169,32 @@ async def test_a_large_body_is_counted_once(up: Any, monkeypatch: pytest.MonkeyP
         assert status == 200
         assert engine.bodies[0]["messages"] == long
         assert max(counted, default=0) < len(LONG)
+
+
+async def test_a_body_has_a_bounded_number_of_values_and_of_lists_on_each_wire(up: Any) -> None:
+    many = {f"f{number}": [number] for number in range(parsed_request.MOST_LISTS)}
+    async with fake_engine.engine() as engine, up(engine, store=False) as client:
+        status, answer, _ = await client.ask(**many)
+        assert (status, answer["error"]["message"]) == (
+            400,
+            "the body has more than 40 fields that are lists or objects",
+        )
+        raw = orjson.dumps(HELLO | {"numbers": [1] * 700_000})
+        async with client.http.post(client.url + "/v1/chat/completions", data=io.BytesIO(raw)) as reply:
+            assert reply.status == 400
+            assert "it has more than 600000 values" in (await reply.json())["error"]["message"]
+        assert not engine.bodies
+    requests = call_requests.CallRequests(1)
+    with pytest.raises(BadRequest, match="more than 600000 values"):
+        await requests.parsed(chat_completions.ENDPOINT, raw, RequestFields(), tenant="a", is_costly=True)
+
+
+async def test_other_requests_are_served_between_two_large_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as the steps of a body take, the next body waits."""
+    rests, slept = list[float](), asyncio.sleep
+    monkeypatch.setattr(call_requests.asyncio, "sleep", lambda seconds: (rests.append(seconds), slept(0))[1])
+    requests, raw = call_requests.CallRequests(1), orjson.dumps(HELLO | {"x": [1] * 200_000})
+    for _ in range(2):
+        await requests.parsed(chat_completions.ENDPOINT, raw, RequestFields(), tenant="a", is_costly=True)
+    assert len(rests) == 4
+    assert 0 < min(rests[0], rests[2]) <= call_requests.LONGEST_REST_S

@@ -1,15 +1,19 @@
 """What the edges share of a call: its request is read, and the headers of its answer are written."""
 
 import asyncio
+import time
 
 from tidegate_gateway import loop_steps
 from tidegate_gateway.edge import http_messages
 from tidegate_gateway.observe import call_record
-from tidegate_gateway.openai import endpoint, http_headers, parsed_request, request_fields
+from tidegate_gateway.openai import endpoint, http_headers, large_body, parsed_request, request_fields
 
 LARGE_BODY_BYTES = 128 * 1024
 """Larger bodies are read one after the other, and other clients are served between the steps of each: the parse, the look
 at its fields, and the call. Without the first, bodies that end together would hold the event loop together."""
+LONGEST_REST_S = 0.05
+"""Between two steps nothing more of large bodies is read for as long as the first one took, so that a call of another
+client, which needs several turns of the event loop, does not meet a step in each of them."""
 
 
 class CallRequests:
@@ -45,15 +49,21 @@ class CallRequests:
         if len(raw) <= LARGE_BODY_BYTES:
             body = parsed_request.decoded(raw, is_counted=is_counted)
             return parsed_request.from_body(kind, body, fields, most_choices=most, is_costly=is_costly)
-        await self._large_bodies.take(tenant)
-        try:
-            body = parsed_request.decoded(raw, is_counted=is_counted)
-            await asyncio.sleep(0)
+        async with self._large_bodies.of(tenant):
+            began_s = time.monotonic()
+            if not is_counted:
+                large_body.LargeBody().add(raw, [raw])
+            body = parsed_request.decoded(raw, is_counted=True)
+            await _rest(began_s)
+            began_s = time.monotonic()
             found = parsed_request.from_body(kind, body, fields, most_choices=most, is_costly=is_costly)
-            await asyncio.sleep(0)
+            await _rest(began_s)
             return found
-        finally:
-            self._large_bodies.give_back()
+
+
+async def _rest(began_s: float) -> None:
+    """Leaves the event loop to others for as long as the step took that began at this instant."""
+    await asyncio.sleep(min(time.monotonic() - began_s, LONGEST_REST_S))
 
 
 def answer_headers(

@@ -64,9 +64,11 @@ def usage_of(raw: bytes) -> object:
 class PartCount:
     """Counts the parts of documents that have one bound together, and their other values."""
 
-    def __init__(self, most_parts: int, most_texts: int = 0) -> None:
-        """With `most_texts` texts count too, and the names of fields with them."""
+    def __init__(self, most_parts: int, most_texts: int = 0, most_values: int = 0) -> None:
+        """With `most_texts` texts count too, and the names of fields with them. `most_values` are `VALUES_PER_PART` for
+        each part unless given."""
         self._most_parts, self._most_texts = most_parts, most_texts
+        self._most_values = most_values or VALUES_PER_PART * most_parts
         self._parts = self._values = self._quotes = 0
 
     def add(self, raw: bytes, first: int = 0, end: int | None = None) -> None:
@@ -78,8 +80,8 @@ class PartCount:
             self._values += _count(raw, b",", at, last)
             if self._parts > self._most_parts:
                 raise TooManyParts(f"it has more than {self._most_parts} lists, objects and fields")
-            if self._values > VALUES_PER_PART * self._most_parts:
-                raise TooManyParts(f"it has more than {VALUES_PER_PART * self._most_parts} values")
+            if self._values > self._most_values:
+                raise TooManyParts(f"it has more than {self._most_values} values")
             if self._most_texts:
                 self._quotes += _quotes(raw, at, last)
                 if self._quotes > 2 * self._most_texts:

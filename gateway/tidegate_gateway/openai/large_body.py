@@ -16,6 +16,8 @@ BLOCK_BYTES = bounded_json.UNCOUNTED_BYTES
 """The bytes between two looks."""
 MOST_TEXTS = 65_536
 """Texts of a body, with the names of its fields."""
+MOST_VALUES = 600_000
+"""Values of a body: more than token ids that the prompts of a request may have. Their parse takes up to 30 ms."""
 MOST_ESCAPE = 6
 """Bytes of a character that is escaped, as in `\\u0041`; without the escape it has one byte."""
 LONG_TEXT_BYTES = MOST_ESCAPE * engine_fields.LEAST_TEXT_BYTES
@@ -36,7 +38,7 @@ class LargeBody:
     """What has been seen of one body."""
 
     def __init__(self) -> None:
-        self._count = bounded_json.PartCount(parsed_request.MOST_PARTS, MOST_TEXTS)
+        self._count = bounded_json.PartCount(parsed_request.MOST_PARTS, MOST_TEXTS, MOST_VALUES)
         self._text_bytes = 0
         """The bytes of the last blocks, in which no text begins or ends: those of one text, or blanks or numbers."""
         self._field = ""

@@ -17,6 +17,8 @@ from tidegate_policy import immutable
 
 MOST_FIELDS = 256
 """Fields at the top of a body; OpenAI's API has about forty."""
+MOST_LISTS = 40
+"""Fields at the top of a body whose value is a list or an object. The API of OpenAI and of vLLM has about thirty."""
 MOST_PARTS = 120_000
 """Lists, objects and fields of a body."""
 MOST_NAMED = 20
@@ -78,6 +80,8 @@ def from_body(
         raise BadRequest("the body must be a JSON object")
     if len(body) > MOST_FIELDS:
         raise BadRequest(f"the body has {len(body)} fields, and at most {MOST_FIELDS} are allowed")
+    if len([name for name, value in body.items() if isinstance(value, list | dict)]) > MOST_LISTS:
+        raise BadRequest(f"the body has more than {MOST_LISTS} fields that are lists or objects")
     stream = _flag(body, "stream")
     if stream and kind.stream is None:
         raise BadRequest(f"answers of {kind.path} are not streamed; leave stream out", param="stream")
