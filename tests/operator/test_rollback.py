@@ -60,11 +60,12 @@ def test_an_edit_whose_engine_never_serves_is_taken_back_and_costs_no_engine(
     patch = {"status": {"containerStatuses": [{**status, "state": {"waiting": waiting}}]}}
     kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", json.dumps(patch))
 
-    eventually(lambda: condition(kubectl, "Degraded")["reason"] == "RolledBack")
     (pool,) = changed
-    assert condition(kubectl, "Degraded")["message"] == (
-        f"{pool} did not serve with the new spec and runs the last one that served: {name}: ImagePullBackOff: no such image"
-    )
+    trouble = f"{name}: ImagePullBackOff: no such image"
+    told = f"{pool} did not serve with the new spec and runs the last one that served: {trouble}"
+    # Until the pod is being deleted, its own trouble is told as well.
+    eventually(lambda: condition(kubectl, "Degraded")["message"] == told)
+    assert condition(kubectl, "Degraded")["reason"] == "RolledBack"
     eventually(lambda: images(kubectl) == templates)
     kubectl("delete", "pod", name, "--force", "--grace-period=0", check=False)  # the kubelet's part
     eventually(lambda: condition(kubectl, "Available")["status"] == "True")

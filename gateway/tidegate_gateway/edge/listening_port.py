@@ -21,9 +21,11 @@ EVERY_ADDRESS = "::"
 """Every address of this machine, of IPv6 and of IPv4."""
 BACKLOG = 4096
 """Connections that wait until they are accepted; the kernel asks clients beyond them to try again after a second."""
-LEAST_AT_ONCE, MOST_AT_ONCE, OPENED_PER_S = 16, 64, 2500
+LEAST_AT_ONCE, MOST_AT_ONCE, OPENED_PER_S = 16, 128, 2500
 """Connections that one step of the event loop opens: few, so that a flood does not delay what is open, and more where steps
 take long for other reasons, so that a burst of clients behind one address waits for few of them (decision 57)."""
+BURST = BACKLOG
+"""Connections that are opened at MOST_AT_ONCE in a step, and not at OPENED_PER_S, after a time in which few came."""
 TAKEN_AT_ONCE = 256
 """Connections that one step takes from the kernel, and of clients that are gone it closes so many."""
 _TCP_CLOSE, _TCP_CLOSE_WAIT = 7, 8
@@ -62,7 +64,9 @@ class _Acceptor:
         self._waiting: turn_line.TurnLine[socket.socket] = turn_line.TurnLine()
         """The connections that wait to be opened, by address."""
         self._step: asyncio.Handle | None = None
-        self._stepped_at_s = 0.0
+        self._in_turn = float(BURST)
+        """As many of the waiting connections are opened before those that come at OPENED_PER_S."""
+        self._stepped_at_s = time.monotonic()
         self._opening: set[asyncio.Task[None]] = set()
 
     def __call__(self) -> asyncio.Protocol:
@@ -124,8 +128,8 @@ class _Acceptor:
 
     def _open_some(self) -> None:
         before_s, self._stepped_at_s = self._stepped_at_s, time.monotonic()
-        in_turn = OPENED_PER_S * (self._stepped_at_s - before_s)
-        opened, most, closed = 0, min(max(in_turn, LEAST_AT_ONCE), MOST_AT_ONCE), 0
+        self._in_turn = min(self._in_turn + OPENED_PER_S * (self._stepped_at_s - before_s), BURST)
+        opened, most, closed = 0, min(max(self._in_turn, LEAST_AT_ONCE), MOST_AT_ONCE), 0
         while self._waiting and opened < most and closed < TAKEN_AT_ONCE:
             accepted = self._waiting.pop()
             if _is_gone(accepted, answers_ended=self._answers_ended):
@@ -136,6 +140,7 @@ class _Acceptor:
             self._opening.add(opening)
             opening.add_done_callback(self._opening.discard)
             opened += 1
+        self._in_turn = max(self._in_turn - opened, 0)
 
     async def _open(self, accepted: socket.socket) -> None:
         with contextlib.suppress(OSError):  # its client is gone
