@@ -325,7 +325,7 @@ def member(state: pathlib.Path, mark: bytes) -> int | None:
 
 @pytest.mark.parametrize(("name", "mark"), [("valkey", b"valkey.sock"), ("gateway", b"gateway.yaml")])
 def test_a_crashed_store_or_gateway_is_restarted_and_workflows_survive(up: Up, name: str, mark: bytes) -> None:
-    body = {"id": "kept", "deadline_ms": 60_000, "stages": [{"name": "a"}]}
+    body = {"id": "kept", "deadline_ms": 600_000, "stages": [{"name": "a"}]}
     assert answer(f"{up.url}/v1/workflows", body)["state"] == "running"
     before = member(up.state, mark)
     assert before is not None
@@ -337,7 +337,7 @@ def test_a_crashed_store_or_gateway_is_restarted_and_workflows_survive(up: Up, n
             return bool(answer(f"{up.url}/v1/workflows/kept")["state"] == "running")
         return False
 
-    until(lives)
+    until(lives, 180.0)
     _, errors = up.end(signal.SIGINT)
     assert f"{name} was killed by SIGKILL" in errors
     assert "is restarted" in errors
