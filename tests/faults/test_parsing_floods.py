@@ -156,9 +156,9 @@ def judge(figure: Any, name: str, times: list[float], *, middle_ms: int, most_ms
 
 
 @contextlib.asynccontextmanager
-async def attack(program: str, *arguments: object) -> Any:
+async def attack(program: str, *arguments: object, **pipes: int) -> Any:
     """A process that runs the program."""
-    child = await asyncio.create_subprocess_exec(sys.executable, "-c", program, *map(str, arguments))
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", program, *map(str, arguments), **pipes)
     try:
         yield child
     finally:

@@ -2,13 +2,13 @@
 
 import asyncio
 import resource
-import sys
 import time
 from typing import Any
 
 import orjson
 import pytest
 import steady_calls
+import test_parsing_floods
 
 import fake_engine
 
@@ -86,18 +86,12 @@ async def test_clients_that_send_a_byte_at_a_time_delay_nobody(rig: Any, figure:
         port = gateway.url.rpartition(":")[2]
         alone = await honest(rig.http, gateway.url)
         before = gateway.memory
-        clients = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", CLIENTS, port, str(count), str(BYTE_EACH_S),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        try:
+        pipes = dict.fromkeys(("stdin", "stdout"), asyncio.subprocess.PIPE)
+        async with test_parsing_floods.attack(CLIENTS, port, count, BYTE_EACH_S, **pipes) as clients:
             await asyncio.sleep(2 * BYTE_EACH_S)
             beside = await honest(rig.http, gateway.url)
             grown = (gateway.memory - before) / 2**20
             kept = orjson.loads((await clients.communicate(b"stop"))[0])
-        finally:
-            if clients.returncode is None:
-                clients.kill()
         assert len(engine.bodies) == 2 * HONEST_CALLS, "no half of a request reached the engine"
     name = f"{2 * count} clients that send a byte at a time"
     for share in (0.5, 0.99):
