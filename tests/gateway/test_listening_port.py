@@ -152,6 +152,38 @@ async def behind_a_flood() -> int:
     return steps
 
 
+def ended(port: int, count: int) -> list[bytes]:
+    """Clients of as many addresses that connect, send something and end their side. Returns what each sent."""
+    sent = [b"ended %d" % number for number in range(count)]
+    for number, text in enumerate(sent):
+        with socket.socket() as client:
+            client.bind((f"127.0.{1 + number // 250}.{1 + number % 250}", 0))
+            client.connect(("127.0.0.1", port))
+            client.send(text)
+    return sent
+
+
+async def order_of_opening(ended_clients: int, open_clients: int) -> tuple[list[bytes], list[bytes]]:
+    """What the clients sent that ended their side, and what arrived, in this order; clients that stay connect behind them,
+    each from an address of its own, and send b"open"."""
+    arrived = list[bytes]()
+
+    class Received(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            arrived.append(data)
+
+    opened = await listening_port.open_port(Received, "127.0.0.1", 0)
+    sent = ended(opened.port, ended_clients)
+    with contextlib.ExitStack() as stack:
+        for number in range(open_clients):
+            connected(stack, opened.port, 1, f"127.1.0.{1 + number}")[0].send(b"open")
+        async with asyncio.timeout(10):
+            while len(arrived) < ended_clients + open_clients:
+                await asyncio.sleep(0)
+        await opened.close()
+    return sent, arrived
+
+
 async def more_than_may_wait() -> tuple[int, int]:
     """The clients of a flood, and those of another address, that are accepted where a few may wait."""
     seen = set[asyncio.BaseTransport]()
@@ -213,3 +245,30 @@ def test_of_too_many_that_wait_those_of_the_longest_line_are_closed() -> None:
     flood, others = uvloop.run(more_than_may_wait())
     assert others == 5
     assert flood <= 20
+
+
+def test_clients_that_ended_their_side_are_served_behind_all_others() -> None:
+    sent, arrived = uvloop.run(order_of_opening(BURST, 10))
+    assert sorted(arrived) == sorted([*sent, *10 * [b"open"]])
+    last = max(at for at, text in enumerate(arrived) if text == b"open")
+    print(f"{last - 9} of {BURST} clients that ended their side came before one of 10 others")
+    assert last < BURST // 8
+
+
+def test_clients_that_ended_their_side_are_served_while_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening_port, "MOST_AT_ONCE", 16)
+    _, arrived = uvloop.run(order_of_opening(4, 200))
+    assert max(at for at, text in enumerate(arrived) if text != b"open") < 100
+
+
+def test_of_too_many_clients_that_ended_their_side_some_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening_port, "MOST_ENDED", 20)
+    made = list[object]()
+
+    async def served() -> int:
+        opened = await listening_port.open_port(lambda: made.append(0) or asyncio.Protocol(), "127.0.0.1", 0)
+        ended(opened.port, BURST)
+        await opened.close()
+        return len(made)
+
+    assert 20 <= uvloop.run(served()) < BURST

@@ -9,6 +9,7 @@ is closed without a protocol, which takes a tenth of the time.
 
 import asyncio
 import contextlib
+import enum
 import os
 import socket
 import time
@@ -28,6 +29,8 @@ BURST = BACKLOG
 """Connections that are opened at MOST_AT_ONCE in a step, and not at OPENED_PER_S, after a time in which few came."""
 TAKEN_AT_ONCE = 256
 """Connections that one step takes from the kernel, and of clients that are gone it closes so many."""
+MOST_ENDED = 1024
+"""Connections that wait behind all others, because their clients have ended their side after a request."""
 _TCP_CLOSE, _TCP_CLOSE_WAIT = 7, 8
 """States of a connection (Linux, `include/net/tcp_states.h`): the peer has reset it; the peer will send nothing more."""
 
@@ -63,6 +66,8 @@ class _Acceptor:
         self._listeners: list[socket.socket] = []
         self._waiting: turn_line.TurnLine[socket.socket] = turn_line.TurnLine()
         """The connections that wait to be opened, by address."""
+        self._ended: turn_line.TurnLine[socket.socket] = turn_line.TurnLine()
+        """Those whose client has ended its side after a request: few honest clients do, so all others come first."""
         self._step: asyncio.Handle | None = None
         self._in_turn = float(BURST)
         """As many of the waiting connections are opened before those that come at OPENED_PER_S."""
@@ -71,7 +76,7 @@ class _Acceptor:
 
     def __call__(self) -> asyncio.Protocol:
         self._take()
-        if self._step is None and self._waiting:
+        if self._step is None and self._some_wait():
             self._go_on()
         return self._factory()
 
@@ -87,7 +92,7 @@ class _Acceptor:
         for _ in range(0, BACKLOG, TAKEN_AT_ONCE):
             if not self._take():
                 break
-        while self._waiting:
+        while self._some_wait():
             self._open_some()
             if self._opening:
                 await asyncio.wait(self._opening)
@@ -102,8 +107,11 @@ class _Acceptor:
         self._step = None
         self._open_some()
         self._take()
-        if self._waiting:
+        if self._some_wait():
             self._step = asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _some_wait(self) -> bool:
+        return bool(self._waiting or self._ended)
 
     def _take(self) -> int:
         """Returns how many were taken or closed. What fails, such as a process without descriptors, is left to the event
@@ -114,7 +122,7 @@ class _Acceptor:
                 while taken < TAKEN_AT_ONCE:
                     accepted, peer = listener.accept()
                     taken += 1
-                    if _is_gone(accepted, answers_ended=self._answers_ended):
+                    if _side_of(accepted, answers_ended=self._answers_ended) is _Side.GONE:
                         accepted.close()
                     else:
                         self._join(client_addresses.client_of(peer[0]), accepted)
@@ -123,39 +131,70 @@ class _Acceptor:
     def _join(self, address: str, accepted: socket.socket) -> None:
         """If too many wait, the last one of a long line is closed."""
         self._waiting.add(address, accepted)
-        if len(self._waiting) > self._most_waiting:
+        if len(self._waiting) + len(self._ended) > self._most_waiting:
             self._waiting.shorten(address).close()
+
+    def _postpone(self, accepted: socket.socket) -> None:
+        """If too many have ended, the last one of a long line is closed."""
+        try:
+            address = client_addresses.client_of(accepted.getpeername()[0])
+        except OSError:  # it is gone by now
+            accepted.close()
+            return
+        self._ended.add(address, accepted)
+        if len(self._ended) > min(MOST_ENDED, self._most_waiting // 4):
+            self._ended.shorten(address).close()
 
     def _open_some(self) -> None:
         before_s, self._stepped_at_s = self._stepped_at_s, time.monotonic()
         self._in_turn = min(self._in_turn + OPENED_PER_S * (self._stepped_at_s - before_s), BURST)
-        opened, most, closed = 0, min(max(self._in_turn, LEAST_AT_ONCE), MOST_AT_ONCE), 0
-        while self._waiting and opened < most and closed < TAKEN_AT_ONCE:
-            accepted = self._waiting.pop()
-            if _is_gone(accepted, answers_ended=self._answers_ended):
-                accepted.close()
-                closed += 1
-                continue
-            opening = asyncio.ensure_future(self._open(accepted))
-            self._opening.add(opening)
-            opening.add_done_callback(self._opening.discard)
-            opened += 1
+        most = int(min(max(self._in_turn, LEAST_AT_ONCE), MOST_AT_ONCE))
+        opened = self._open_from(self._waiting, most)
+        opened += self._open_from(self._ended, 1 if self._waiting else LEAST_AT_ONCE)
         self._in_turn = max(self._in_turn - opened, 0)
+
+    def _open_from(self, line: turn_line.TurnLine[socket.socket], most: int) -> int:
+        """Returns how many were opened."""
+        opened = passed = 0
+        while line and opened < most and passed < TAKEN_AT_ONCE:
+            accepted = line.pop()
+            side = _side_of(accepted, answers_ended=self._answers_ended)
+            if side is _Side.GONE:
+                accepted.close()
+                passed += 1
+            elif side is _Side.ENDED and line is self._waiting:
+                self._postpone(accepted)
+                passed += 1
+            else:
+                opening = asyncio.ensure_future(self._open(accepted))
+                self._opening.add(opening)
+                opening.add_done_callback(self._opening.discard)
+                opened += 1
+        return opened
 
     async def _open(self, accepted: socket.socket) -> None:
         with contextlib.suppress(OSError):  # its client is gone
             await asyncio.get_running_loop().connect_accepted_socket(self._factory, accepted)
 
 
-def _is_gone(accepted: socket.socket, *, answers_ended: bool) -> bool:
-    """Whether the client has reset the connection, or has ended it; with `answers_ended` only if it sent nothing before."""
+class _Side(enum.Enum):
+    """What the client's side of a connection is."""
+
+    OPEN = enum.auto()
+    ENDED = enum.auto()
+    """It has sent something and will send nothing more; it may read an answer."""
+    GONE = enum.auto()
+
+
+def _side_of(accepted: socket.socket, *, answers_ended: bool) -> _Side:
+    """Without `answers_ended` a client that sends nothing more is gone."""
     try:
         state = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
         if state == _TCP_CLOSE_WAIT:
-            return not (answers_ended and accepted.recv(1, socket.MSG_PEEK))
-        return state == _TCP_CLOSE
+            return _Side.ENDED if answers_ended and accepted.recv(1, socket.MSG_PEEK) else _Side.GONE
+        return _Side.GONE if state == _TCP_CLOSE else _Side.OPEN
     except OSError:
-        return True
+        return _Side.GONE
 
 
 def most_waiting(connections: int) -> int:
