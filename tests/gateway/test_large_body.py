@@ -198,3 +198,9 @@ async def test_other_requests_are_served_between_two_large_bodies(monkeypatch: p
         await requests.parsed(chat_completions.ENDPOINT, raw, RequestFields(), tenant="a", is_costly=True)
     assert len(rests) == 4
     assert 0 < min(rests[0], rests[2]) <= call_requests.LONGEST_REST_S
+    for refused, steps in ((orjson.dumps(HELLO | {"x": [1] * 200_000, "model": 1}), 2), (raw[:-1], 1)):
+        rests.clear()
+        with pytest.raises(BadRequest):
+            await requests.parsed(chat_completions.ENDPOINT, refused, RequestFields(), tenant="a", is_costly=True)
+        assert len(rests) == steps
+        assert rests[0] > 0

@@ -271,4 +271,58 @@ def test_of_too_many_clients_that_ended_their_side_some_are_closed(monkeypatch: 
         await opened.close()
         return len(made)
 
-    assert 20 <= uvloop.run(served()) < BURST
+    assert 20 <= uvloop.run(served()) <= 40
+
+
+def test_clients_that_ended_their_side_take_no_place_of_others() -> None:
+    seen = set[asyncio.BaseTransport]()
+
+    async def served() -> int:
+        opened = await listening_port.open_port(lambda: Accepted(seen), "127.0.0.1", 0, most_waiting=40)
+        ended(opened.port, 20)
+        with contextlib.ExitStack() as stack:
+            for number in range(38):
+                connected(stack, opened.port, 1, f"127.1.0.{1 + number}")
+            await opened.close()
+            return len([each for each in seen if each.get_extra_info("peername")[0].startswith("127.1.")])
+
+    assert uvloop.run(served()) == 38
+
+
+def test_a_client_that_ended_its_side_is_served_where_few_may_wait() -> None:
+    arrived = list[bytes]()
+
+    class Received(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            arrived.append(data)
+
+    async def served() -> None:
+        opened = await listening_port.open_port(Received, "127.0.0.1", 0, most_waiting=2)
+        sent = ended(opened.port, 2)
+        async with asyncio.timeout(10):
+            while len(arrived) < len(sent):
+                await asyncio.sleep(0)
+        await opened.close()
+
+    uvloop.run(served())
+
+
+def test_a_port_closes_while_clients_go_on_connecting() -> None:
+    refused = list[OSError]()
+
+    async def closed() -> None:
+        with contextlib.ExitStack() as stack:
+
+            def factory() -> asyncio.Protocol:
+                try:
+                    connected(stack, opened.port, 2)
+                except OSError as error:
+                    refused.append(error)
+                return asyncio.Protocol()
+
+            opened = await listening_port.open_port(factory, "127.0.0.1", 0)
+            connected(stack, opened.port, 20)
+            await asyncio.wait_for(opened.close(), 10)
+
+    uvloop.run(closed())
+    assert refused

@@ -51,14 +51,17 @@ class CallRequests:
             return parsed_request.from_body(kind, body, fields, most_choices=most, is_costly=is_costly)
         async with self._large_bodies.of(tenant):
             began_s = time.monotonic()
-            if not is_counted:
-                large_body.LargeBody().add(raw, [raw])
-            body = parsed_request.decoded(raw, is_counted=True)
-            await _rest(began_s)
+            try:
+                if not is_counted:
+                    large_body.LargeBody().add(raw, [raw])
+                body = parsed_request.decoded(raw, is_counted=True)
+            finally:  # also after a body that is refused
+                await _rest(began_s)
             began_s = time.monotonic()
-            found = parsed_request.from_body(kind, body, fields, most_choices=most, is_costly=is_costly)
-            await _rest(began_s)
-            return found
+            try:
+                return parsed_request.from_body(kind, body, fields, most_choices=most, is_costly=is_costly)
+            finally:
+                await _rest(began_s)
 
 
 async def _rest(began_s: float) -> None:

@@ -14,6 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from tidegate_gateway import turn_line
 from tidegate_gateway.edge import client_addresses
@@ -28,13 +29,22 @@ take long for other reasons, so that a burst of clients behind one address waits
 BURST = BACKLOG
 """Connections that are opened at MOST_AT_ONCE in a step, and not at OPENED_PER_S, after a time in which few came."""
 TAKEN_AT_ONCE = 256
-"""Connections that one step takes from the kernel, and of clients that are gone it closes so many."""
+"""Connections that one step takes from the kernel, and so many of each line whose clients are gone or have ended are passed
+over."""
 MOST_ENDED = 1024
-"""Connections that wait behind all others, because their clients have ended their side after a request."""
+"""Connections that wait behind all others, because their clients have sent something and ended their side; at most a
+quarter of those that may wait."""
 _TCP_CLOSE, _TCP_CLOSE_WAIT = 7, 8
 """States of a connection (Linux, `include/net/tcp_states.h`): the peer has reset it; the peer will send nothing more."""
 
 Factory = Callable[[], asyncio.Protocol]
+
+
+class _Accepted(NamedTuple):
+    """A connection that waits to be opened."""
+
+    address: str
+    socket: socket.socket
 
 
 class ListeningPort:
@@ -64,10 +74,10 @@ class _Acceptor:
         self._most_waiting = most_waiting
         self._answers_ended = answers_ended
         self._listeners: list[socket.socket] = []
-        self._waiting: turn_line.TurnLine[socket.socket] = turn_line.TurnLine()
+        self._waiting: turn_line.TurnLine[_Accepted] = turn_line.TurnLine()
         """The connections that wait to be opened, by address."""
-        self._ended: turn_line.TurnLine[socket.socket] = turn_line.TurnLine()
-        """Those whose client has ended its side after a request: few honest clients do, so all others come first."""
+        self._ended: turn_line.TurnLine[_Accepted] = turn_line.TurnLine()
+        """Those whose client has sent something and ended its side: few honest clients do, so all others come first."""
         self._step: asyncio.Handle | None = None
         self._in_turn = float(BURST)
         """As many of the waiting connections are opened before those that come at OPENED_PER_S."""
@@ -88,19 +98,20 @@ class _Acceptor:
             self._listeners.append(own)
 
     async def close(self) -> None:
-        """Takes those that wait; the port is closed in the end."""
-        for _ in range(0, BACKLOG, TAKEN_AT_ONCE):
+        """Takes those that have connected, closes the port, and opens those that wait. Later clients are refused, so that a
+        flood does not keep it open."""
+        for _ in range(0, len(self._listeners) * BACKLOG, TAKEN_AT_ONCE):
             if not self._take():
                 break
-        while self._some_wait():
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        while self._some_wait() or self._opening:
             self._open_some()
             if self._opening:
                 await asyncio.wait(self._opening)
         if self._step is not None:
             self._step.cancel()
-        for listener in self._listeners:
-            listener.close()
-        self._listeners.clear()
 
     def _go_on(self) -> None:
         """One step: opens some of the connections, and takes those that have come."""
@@ -120,30 +131,31 @@ class _Acceptor:
         for listener in self._listeners:
             with contextlib.suppress(OSError):  # none waits any more
                 while taken < TAKEN_AT_ONCE:
-                    accepted, peer = listener.accept()
+                    connection, peer = listener.accept()
                     taken += 1
-                    if _side_of(accepted, answers_ended=self._answers_ended) is _Side.GONE:
-                        accepted.close()
+                    side = _side_of(connection, answers_ended=self._answers_ended)
+                    if side is _Side.GONE:
+                        connection.close()
+                        continue
+                    accepted = _Accepted(client_addresses.client_of(peer[0]), connection)
+                    if side is _Side.ENDED:
+                        self._postpone(accepted)
                     else:
-                        self._join(client_addresses.client_of(peer[0]), accepted)
+                        self._join(accepted)
         return taken
 
-    def _join(self, address: str, accepted: socket.socket) -> None:
-        """If too many wait, the last one of a long line is closed."""
-        self._waiting.add(address, accepted)
+    def _join(self, accepted: _Accepted) -> None:
+        """If too many wait, one that has ended is closed, or the last one of a long line."""
+        self._waiting.add(accepted.address, accepted)
         if len(self._waiting) + len(self._ended) > self._most_waiting:
-            self._waiting.shorten(address).close()
+            dropped = self._ended.pop() if self._ended else self._waiting.shorten(accepted.address)
+            dropped.socket.close()
 
-    def _postpone(self, accepted: socket.socket) -> None:
+    def _postpone(self, accepted: _Accepted) -> None:
         """If too many have ended, the last one of a long line is closed."""
-        try:
-            address = client_addresses.client_of(accepted.getpeername()[0])
-        except OSError:  # it is gone by now
-            accepted.close()
-            return
-        self._ended.add(address, accepted)
-        if len(self._ended) > min(MOST_ENDED, self._most_waiting // 4):
-            self._ended.shorten(address).close()
+        self._ended.add(accepted.address, accepted)
+        if len(self._ended) > min(MOST_ENDED, max(self._most_waiting // 4, 1)):
+            self._ended.shorten(accepted.address).socket.close()
 
     def _open_some(self) -> None:
         before_s, self._stepped_at_s = self._stepped_at_s, time.monotonic()
@@ -153,20 +165,20 @@ class _Acceptor:
         opened += self._open_from(self._ended, 1 if self._waiting else LEAST_AT_ONCE)
         self._in_turn = max(self._in_turn - opened, 0)
 
-    def _open_from(self, line: turn_line.TurnLine[socket.socket], most: int) -> int:
+    def _open_from(self, line: turn_line.TurnLine[_Accepted], most: int) -> int:
         """Returns how many were opened."""
         opened = passed = 0
         while line and opened < most and passed < TAKEN_AT_ONCE:
             accepted = line.pop()
-            side = _side_of(accepted, answers_ended=self._answers_ended)
+            side = _side_of(accepted.socket, answers_ended=self._answers_ended)
             if side is _Side.GONE:
-                accepted.close()
+                accepted.socket.close()
                 passed += 1
             elif side is _Side.ENDED and line is self._waiting:
                 self._postpone(accepted)
                 passed += 1
             else:
-                opening = asyncio.ensure_future(self._open(accepted))
+                opening = asyncio.ensure_future(self._open(accepted.socket))
                 self._opening.add(opening)
                 opening.add_done_callback(self._opening.discard)
                 opened += 1
