@@ -163,7 +163,9 @@ def ended(port: int, count: int) -> list[bytes]:
     return sent
 
 
-async def order_of_opening(ended_clients: int, open_clients: int) -> tuple[list[bytes], list[bytes]]:
+async def order_of_opening(
+    ended_clients: int, open_clients: int, most_waiting: int = listening_port.BACKLOG
+) -> tuple[list[bytes], list[bytes]]:
     """What the clients sent that ended their side, and what arrived, in this order; clients that stay connect behind them,
     each from an address of its own, and send b"open"."""
     arrived = list[bytes]()
@@ -172,7 +174,7 @@ async def order_of_opening(ended_clients: int, open_clients: int) -> tuple[list[
         def data_received(self, data: bytes) -> None:
             arrived.append(data)
 
-    opened = await listening_port.open_port(Received, "127.0.0.1", 0)
+    opened = await listening_port.open_port(Received, "127.0.0.1", 0, most_waiting=most_waiting)
     sent = ended(opened.port, ended_clients)
     with contextlib.ExitStack() as stack:
         for number in range(open_clients):
@@ -290,21 +292,8 @@ def test_clients_that_ended_their_side_take_no_place_of_others() -> None:
 
 
 def test_a_client_that_ended_its_side_is_served_where_few_may_wait() -> None:
-    arrived = list[bytes]()
-
-    class Received(asyncio.Protocol):
-        def data_received(self, data: bytes) -> None:
-            arrived.append(data)
-
-    async def served() -> None:
-        opened = await listening_port.open_port(Received, "127.0.0.1", 0, most_waiting=2)
-        sent = ended(opened.port, 2)
-        async with asyncio.timeout(10):
-            while len(arrived) < len(sent):
-                await asyncio.sleep(0)
-        await opened.close()
-
-    uvloop.run(served())
+    sent, arrived = uvloop.run(order_of_opening(2, 0, most_waiting=2))
+    assert sorted(arrived) == sent
 
 
 def test_a_port_closes_while_clients_go_on_connecting() -> None:

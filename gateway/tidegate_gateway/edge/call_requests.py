@@ -1,7 +1,9 @@
 """What the edges share of a call: its request is read, and the headers of its answer are written."""
 
 import asyncio
+import contextlib
 import time
+from collections.abc import AsyncIterator
 
 from tidegate_gateway import loop_steps
 from tidegate_gateway.edge import http_messages
@@ -50,23 +52,22 @@ class CallRequests:
             body = parsed_request.decoded(raw, is_counted=is_counted)
             return parsed_request.from_body(kind, body, fields, most_choices=most, is_costly=is_costly)
         async with self._large_bodies.of(tenant):
-            began_s = time.monotonic()
-            try:
+            async with _step():
                 if not is_counted:
                     large_body.LargeBody().add(raw, [raw])
                 body = parsed_request.decoded(raw, is_counted=True)
-            finally:  # also after a body that is refused
-                await _rest(began_s)
-            began_s = time.monotonic()
-            try:
+            async with _step():
                 return parsed_request.from_body(kind, body, fields, most_choices=most, is_costly=is_costly)
-            finally:
-                await _rest(began_s)
 
 
-async def _rest(began_s: float) -> None:
-    """Leaves the event loop to others for as long as the step took that began at this instant."""
-    await asyncio.sleep(min(time.monotonic() - began_s, LONGEST_REST_S))
+@contextlib.asynccontextmanager
+async def _step() -> AsyncIterator[None]:
+    """Leaves the event loop to others afterwards for as long as the step took, also if it refused the body."""
+    began_s = time.monotonic()
+    try:
+        yield
+    finally:
+        await asyncio.sleep(min(time.monotonic() - began_s, LONGEST_REST_S))
 
 
 def answer_headers(
