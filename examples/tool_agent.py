@@ -64,7 +64,9 @@ def used(call: Any) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Answers a question with tools.")
     parser.add_argument("question", nargs="?", default="What is 17.5% of 240 euros in yen?")
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="the gateway, without /v1 (default: %(default)s)"
+    )
     parser.add_argument("--key", default="none", help="API key, if the gateway has keys")
     parser.add_argument("--model", help="default: the first model of the gateway")
     parser.add_argument("--deadline-s", type=float, default=30.0)

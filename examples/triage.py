@@ -73,7 +73,9 @@ async def triaged(options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Replies to messages by their urgency.")
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="the gateway, without /v1 (default: %(default)s)"
+    )
     parser.add_argument("--key", default="none", help="API key, if the gateway has keys")
     parser.add_argument("--model", help="default: the first model of the gateway")
     parser.add_argument("--tenant", help="its entitlement limits the most urgent level (docs/settings.md)")

@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from tidegate_cli.command_errors import CommandError
+from tidegate_cli.command_errors import CommandError, Usage
 
 COMPONENTS = {
     "operator": ("tidegate_operator.__main__", "the Kubernetes operator, as its container runs it"),
@@ -76,8 +76,10 @@ def _run(words: list[str]) -> int:
     if words and words[0] in COMPONENTS:
         module = importlib.import_module(COMPONENTS[words[0]][0])
         return int(module.main(words[1:]))
-    options = _parser(words[0] if words else "").parse_args(words)
+    options, unknown = _parser(words[0] if words else "").parse_known_args(words)
     try:
+        if unknown:
+            raise Usage(f"{unknown[0]!r} is no option or argument of this command; --help after the command lists all")
         return int(options.run(options))
     except CommandError as error:
         sys.stderr.write(f"tidegate {words[0]}: {error}\n")

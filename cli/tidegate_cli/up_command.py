@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--admin-port", type=int, help="admin port, on loopback only (default: 8001)")
     parser.add_argument(
         "--state",
-        type=pathlib.Path,
+        type=_folder,
         default=_default_state(),
         metavar="DIR",
         help="folder for data and logs (default: %(default)s)",
@@ -150,6 +150,11 @@ def _default_state() -> pathlib.Path:
     return pathlib.Path(home) / "tidegate"
 
 
+def _folder(path: str) -> pathlib.Path:
+    """The absolute path: the store works in the folder, and would seek a relative path from there."""
+    return pathlib.Path(path).absolute()
+
+
 @contextlib.contextmanager
 def _locked(state: pathlib.Path) -> Iterator[None]:
     """Holds a lock, so that a second `tidegate up` cannot use the same data."""
@@ -157,7 +162,8 @@ def _locked(state: pathlib.Path) -> Iterator[None]:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = os.open(state / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise Failed(f"the state folder {state} cannot be used: {error.strerror}; choose another by --state") from None
+        why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+        raise Failed(f"the state folder {state} cannot be used: {why}; choose another by --state") from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

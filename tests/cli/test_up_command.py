@@ -404,3 +404,19 @@ def test_a_store_that_does_not_answer_is_an_error_with_its_address(marked: pathl
     assert system.process.returncode == 1
     assert "the store at redis://127.0.0.1:1/0 does not answer" in errors
     assert "TIDEGATE_STORE_URL" in errors
+
+
+def test_the_state_folder_may_be_a_relative_path(marked: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(marked.parent)
+    for system in started(pathlib.Path(marked.name)):
+        assert answer(f"{system.url}/v1/workflows")["object"] == "list"
+    until(lambda: not family_of(marked))
+
+
+def test_a_file_in_place_of_the_state_folder_gives_one_sentence(marked: pathlib.Path) -> None:
+    path = marked / "state"
+    path.write_text("")
+    system = Up(path)
+    _, errors = system.process.communicate(timeout=60)
+    assert system.process.returncode == 1
+    assert f"the state folder {path} cannot be used: it is a file; choose another by --state" in errors
