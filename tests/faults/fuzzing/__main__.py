@@ -17,7 +17,7 @@ from typing import Any
 
 HARNESSES = (
     "http1", "http2", "json_bodies", "grpc_calls", "engine_answers", "engine_reports", "envoy_streams", "row_servers",
-    "caller_tokens",
+    "caller_tokens", "engine_frames",
 )  # fmt: skip
 MOST_S = 1.0
 """Of CPU time for one input."""
@@ -53,7 +53,7 @@ def _fuzz(given: argparse.Namespace) -> None:
     import atheris
 
     name = given.name
-    with atheris.instrument_imports(include=["tidegate_gateway", "tidegate_policy", "tidegate_control", "hpack"]):
+    with atheris.instrument_imports(include=["tidegate_gateway", "tidegate_policy", "tidegate_control", "hpack", "h2"]):
         harness: Any = importlib.import_module(f"fuzzing.{name}")
     corpus = given.folder / f"corpus-{name}"
     corpus.mkdir(parents=True, exist_ok=True)

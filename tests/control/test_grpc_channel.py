@@ -1,0 +1,286 @@
+"""Calls to a server that answers with any frames, and the pace at which they are read."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import grpc
+import h2.connection
+import h2.settings
+import pytest
+
+from tidegate_control import frame_pace, grpc_channel
+
+METHOD = "/service/Method"
+OK = [("grpc-status", "0")]
+HEAD = [(":status", "200"), ("content-type", "application/grpc")]
+
+
+def frame(kind: int, payload: bytes = b"", *, flags: int = 0, stream: int = 0) -> bytes:
+    return len(payload).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + payload
+
+
+SETTINGS, PING, UNKNOWN, EMPTY_DATA = frame(4), frame(6, bytes(8)), frame(0x20), frame(0, stream=1)
+
+
+def message(content: bytes, *, compressed: int = 0, size: int | None = None) -> bytes:
+    return bytes((compressed,)) + (len(content) if size is None else size).to_bytes(4) + content
+
+
+Answer = Callable[[h2.connection.H2Connection, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def calling(answer: Answer) -> AsyncIterator[grpc_channel.Channel]:
+    """A channel to a server that reads one whole request, sends what `answer` leaves in the connection, and waits."""
+    tasks = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.add(asyncio.current_task())
+        http2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False, header_encoding="utf-8"))
+        http2.initiate_connection()
+        writer.write(http2.data_to_send())
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+                while data := await reader.read(65536):
+                    if any(isinstance(event, h2.events.StreamEnded) for event in http2.receive_data(data)):
+                        await answer(http2, reader, writer)
+                        writer.write(http2.data_to_send())
+        finally:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    channel = grpc_channel.Channel(
+        f"127.0.0.1:{server.sockets[0].getsockname()[1]}",
+        metadata={"x-name": "value"},
+        most_message_bytes=64 * 1024,
+    )
+    try:
+        yield channel
+    finally:
+        await channel.close()
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def failure(answer: Answer, *, timeout_s: float = 20.0) -> str:
+    async with calling(answer) as channel:
+        with pytest.raises(grpc_channel.CallFailed) as failed:
+            await channel.call(METHOD, b"", timeout_s=timeout_s)
+        return str(failed.value)
+
+
+async def test_an_answer_has_one_message_and_calls_share_the_connection() -> None:
+    async def echo(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        peers.add(context.peer())
+        assert ("x-name", "value") in (context.invocation_metadata() or ())
+        return request
+
+    peers: set[str] = set()
+    server = grpc.aio.server()
+    handlers = {"Method": grpc.unary_unary_rpc_method_handler(echo)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("service", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    channel = grpc_channel.Channel(f"127.0.0.1:{port}", metadata={"x-name": "value"}, most_message_bytes=64 * 1024)
+    try:
+        sent = [bytes(size) for size in (0, 1, 16_000)]
+        received = await asyncio.gather(*(channel.call(METHOD, request, timeout_s=20.0) for request in sent))
+        assert received == sent
+        assert len(peers) == 1
+    finally:
+        await channel.close()
+        await server.stop(0)
+
+
+async def test_the_longest_message_passes_the_window() -> None:
+    content = bytes(64 * 1024)
+
+    async def answer(http2: h2.connection.H2Connection, reader: asyncio.StreamReader, writer: object) -> None:
+        http2.send_headers(1, HEAD)
+        left = message(content)
+        while left:
+            size = min(http2.local_flow_control_window(1), 16_384, len(left))
+            if size:
+                http2.send_data(1, left[:size])
+                left = left[size:]
+            else:
+                http2.receive_data(await reader.read(65536))
+            assert isinstance(writer, asyncio.StreamWriter)
+            writer.write(http2.data_to_send())
+        http2.send_headers(1, OK, end_stream=True)
+
+    async with calling(answer) as channel:
+        assert await channel.call(METHOD, b"", timeout_s=20.0) == content
+
+
+@pytest.mark.parametrize(
+    ("body", "trailers", "says"),
+    [
+        (b"", OK, "INTERNAL: the answer does not have one message"),
+        (message(b"a") + message(b"b"), OK, "INTERNAL: the answer does not have one message"),
+        (message(b"a", size=2), OK, "INTERNAL: the answer does not have one message"),
+        (message(b"a", compressed=1), OK, "INTERNAL: the answer is compressed"),
+        (message(b"a", size=65_537), OK, "RESOURCE_EXHAUSTED: a message has 65537 bytes"),
+        (message(b"a"), [("x", "y")], "UNKNOWN: the answer ended without a status"),
+        (message(b"a"), [("grpc-status", "99")], "UNKNOWN: "),
+        (message(b"a"), [("grpc-status", "x")], "UNKNOWN: "),
+        (b"", [("grpc-status", "7"), ("grpc-message", "not%20for%20you")], "PERMISSION_DENIED: not for you"),
+        (b"", [("grpc-status", "7"), ("grpc-message", "%ff" * 2000)], "PERMISSION_DENIED: " + "\ufffd" * 1000),
+    ],
+)
+async def test_an_answer_that_is_not_as_it_should_be_fails_with_a_sentence(
+    body: bytes, trailers: list[tuple[str, str]], says: str
+) -> None:
+    async def answer(http2: h2.connection.H2Connection, reader: object, writer: object) -> None:
+        http2.send_headers(1, HEAD)
+        http2.send_data(1, body)
+        http2.send_headers(1, trailers, end_stream=True)
+
+    assert await failure(answer) == says
+
+
+@pytest.mark.parametrize(
+    ("status", "says"), [("503", "UNAVAILABLE: HTTP status 503"), ("418", "UNKNOWN: HTTP status 418")]
+)
+async def test_an_answer_of_a_server_that_speaks_no_grpc_is_named_by_its_status(status: str, says: str) -> None:
+    async def answer(http2: h2.connection.H2Connection, reader: object, writer: object) -> None:
+        http2.send_headers(1, [(":status", status)], end_stream=True)
+
+    assert await failure(answer) == says
+
+
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(20), "UNAVAILABLE: the server breaks the protocol: "),
+        (
+            b"\xff\xff\xff" + bytes(6),
+            "UNAVAILABLE: the server breaks the protocol: TooLong('a frame of 16777215 bytes')",
+        ),
+        (frame(7, bytes(8)), "UNAVAILABLE: the server ends the connection"),
+        (frame(3, b"\0\0\0\2", stream=1), "UNAVAILABLE: reset by the server: "),
+        (frame(1, b"\x82", flags=4, stream=2), "UNAVAILABLE: the server breaks the protocol: "),
+        (frame(5, b"\0\0\0\2\x82", flags=4, stream=1), "UNAVAILABLE: the server breaks the protocol: "),
+        (frame(1, b"\x3f\xff\xff\xff\xff\xff", flags=4, stream=1), "UNAVAILABLE: the server breaks the protocol: "),
+    ],
+)
+async def test_bytes_that_are_no_answer_end_the_connection_and_the_next_call_makes_another(
+    sent: bytes, says: str
+) -> None:
+    served = 0
+
+    async def answer(http2: h2.connection.H2Connection, reader: object, writer: asyncio.StreamWriter) -> None:
+        nonlocal served
+        served += 1
+        if served == 1:
+            writer.write(sent)
+        else:
+            http2.send_headers(1, HEAD)
+            http2.send_data(1, message(b"whole"))
+            http2.send_headers(1, OK, end_stream=True)
+
+    async with calling(answer) as channel:
+        with pytest.raises(grpc_channel.CallFailed) as failed:
+            await channel.call(METHOD, b"", timeout_s=20.0)
+        assert str(failed.value).startswith(says)
+        assert failed.value.is_unreachable
+        if "reset" not in says:
+            assert await channel.call(METHOD, b"", timeout_s=20.0) == b"whole"
+
+
+async def test_a_server_that_does_not_answer_fails_the_call_in_time() -> None:
+    async def answer(http2: object, reader: object, writer: object) -> None: ...
+
+    assert await failure(answer, timeout_s=0.1) == "DEADLINE_EXCEEDED: no answer within 0.1 s"
+
+
+async def test_a_server_that_admits_no_message_gets_no_call() -> None:
+    async def answer(http2: h2.connection.H2Connection, reader: object, writer: asyncio.StreamWriter) -> None:
+        http2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        http2.send_headers(1, HEAD)
+        http2.send_data(1, message(b"a"))
+        http2.send_headers(1, OK, end_stream=True)
+        writer.write(http2.data_to_send())
+
+    async with calling(answer) as channel:
+        assert await channel.call(METHOD, b"", timeout_s=20.0) == b"a"
+        with pytest.raises(grpc_channel.CallFailed, match="UNAVAILABLE: the server takes no call"):
+            await channel.call(METHOD, b"b", timeout_s=20.0)
+
+
+@pytest.mark.parametrize("flood", [SETTINGS, PING, UNKNOWN, EMPTY_DATA, SETTINGS + PING])
+async def test_frames_that_bring_nothing_are_read_at_a_bounded_pace(flood: bytes) -> None:
+    """The server reads what its frames cause, so that it holds nothing back."""
+    clock = asyncio.get_running_loop().time
+    frames = len(flood) // 9 if flood in (SETTINGS, UNKNOWN, EMPTY_DATA) else len(flood) // 13
+    sent = 0
+
+    async def answer(http2: h2.connection.H2Connection, reader: asyncio.StreamReader, writer: object) -> None:
+        nonlocal sent
+        assert isinstance(writer, asyncio.StreamWriter)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        http2.send_headers(1, HEAD)
+        writer.write(http2.data_to_send())
+        drops = asyncio.create_task(drop(reader))
+        while not reader.at_eof():
+            writer.write(flood * 100)
+            await writer.drain()
+            sent += 100 * frames
+        await drops
+
+    async def drop(reader: asyncio.StreamReader) -> None:
+        while await reader.read(65536):
+            pass
+
+    began_s = clock()
+    async with calling(answer) as channel:
+        with pytest.raises(grpc_channel.CallFailed, match="DEADLINE_EXCEEDED"):
+            await channel.call(METHOD, b"", timeout_s=1.5)
+        connection = channel._connection
+        assert connection is not None
+        assert connection._pace.counted >= frame_pace.BURST
+        most = frame_pace.BURST + (clock() - began_s) * frame_pace.FRAMES_PER_S + grpc_channel.READ_BYTES
+        assert connection._pace.counted <= most
+
+
+async def test_a_server_that_does_not_read_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_channel, "MOST_UNREAD_BYTES", 1000)
+    monkeypatch.setattr(frame_pace, "BURST", 1e9)
+
+    async def answer(http2: object, reader: object, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(PING * 1000)
+                await writer.drain()
+
+    assert await failure(answer, timeout_s=120.0) == "UNAVAILABLE: the server does not read"
+
+
+def test_the_pace_counts_frames_however_their_bytes_arrive() -> None:
+    data = SETTINGS + PING + frame(0, bytes(1000), stream=1) + frame(1, bytes(640), stream=1) + UNKNOWN
+    for size in (1, 2, 9, 10, 17, len(data)):
+        pace = frame_pace.FramePace(lambda: 0.0)
+        for at in range(0, len(data), size):
+            assert pace.read(data[at : at + size]) == 0.0
+        assert pace.counted == 5 + 10, "a head of 640 bytes counts as eleven frames"
+
+
+def test_a_frame_longer_than_we_admit_is_refused_before_its_bytes_come() -> None:
+    pace = frame_pace.FramePace(lambda: 0.0)
+    pace.read(frame(0, bytes(frame_pace.LONGEST_BYTES)))
+    with pytest.raises(frame_pace.TooLong, match="a frame of 16385 bytes"):
+        pace.read(frame(0, bytes(frame_pace.LONGEST_BYTES + 1))[: frame_pace.HEAD_BYTES])
+
+
+def test_the_pace_lets_a_burst_pass_and_then_so_many_frames_a_second() -> None:
+    now_s = 0.0
+    pace = frame_pace.FramePace(lambda: now_s)
+    assert pace.read(PING * int(frame_pace.BURST)) == 0.0
+    assert pace.read(PING * 50) == pytest.approx(50 / frame_pace.FRAMES_PER_S)
+    now_s = 60.0
+    assert pace.read(PING * int(frame_pace.BURST)) == 0.0
+    assert pace.read(PING) > 0.0
