@@ -10,11 +10,9 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 
-import aiohttp
-
 from tidegate_cli import processes, terminal_text
 from tidegate_cli.command_errors import Failed
-from tidegate_control import steering_driver
+from tidegate_control import bounded_http, steering_driver
 from tidegate_operator import gateway_admin
 from tidegate_policy import policies
 from tidegate_policy.steer import guards, steering_loop
@@ -80,34 +78,33 @@ async def _steer(options: argparse.Namespace, controls: Mapping[str, str], token
     driver = steering_driver.SteeringDriver(None, settings, now=time.time(), token=token)
     behind: Mapping[str, str] = {}
     waiting: guards.Held | None = None
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
-        admin = gateway_admin.GatewayAdmin(session)
-        try:
-            await driver.retarget(controls)
-            while True:
-                await asyncio.sleep(OBSERVATION_S)
-                known, behind = behind, {controls[at]: why for at, why in driver.not_following().items()}
-                sys.stderr.write(obedience(driver.active_policy, known, behind))
-                await admin.ask([f"127.0.0.1:{options.admin_port}"])
-                outcome = driver.observe(time.time(), admin.override() or held, monotonic_s=time.monotonic())
-                if outcome.verdict.kind is not guards.Kind.KEEP:
-                    reason = terminal_text.plain(outcome.verdict.reason)
-                    sys.stderr.write(f"policy {outcome.verdict.policy}: {reason}\n")
-                if outcome.judged is not None:
-                    sys.stderr.write(f"after the switch to {outcome.state.active}: {outcome.state.effect}\n")
-                if outcome.held is not None and outcome.held != waiting:
-                    sys.stderr.write(f"{steering_driver.held_back(outcome.held)}\n")
-                waiting = outcome.held
-                await driver.enforce()
-                state = outcome.state
-                await admin.follow(
-                    state.active,
-                    steering_driver.explained(outcome),
-                    alternatives=state.alternatives,
-                    expected=state.expected,
-                )
-        finally:
-            await driver.close()
+    admin = gateway_admin.GatewayAdmin(bounded_http.Client())
+    try:
+        await driver.retarget(controls)
+        while True:
+            await asyncio.sleep(OBSERVATION_S)
+            known, behind = behind, {controls[at]: why for at, why in driver.not_following().items()}
+            sys.stderr.write(obedience(driver.active_policy, known, behind))
+            await admin.ask([f"127.0.0.1:{options.admin_port}"])
+            outcome = driver.observe(time.time(), admin.override() or held, monotonic_s=time.monotonic())
+            if outcome.verdict.kind is not guards.Kind.KEEP:
+                reason = terminal_text.plain(outcome.verdict.reason)
+                sys.stderr.write(f"policy {outcome.verdict.policy}: {reason}\n")
+            if outcome.judged is not None:
+                sys.stderr.write(f"after the switch to {outcome.state.active}: {outcome.state.effect}\n")
+            if outcome.held is not None and outcome.held != waiting:
+                sys.stderr.write(f"{steering_driver.held_back(outcome.held)}\n")
+            waiting = outcome.held
+            await driver.enforce()
+            state = outcome.state
+            await admin.follow(
+                state.active,
+                steering_driver.explained(outcome),
+                alternatives=state.alternatives,
+                expected=state.expected,
+            )
+    finally:
+        await driver.close()
 
 
 def obedience(policy: str, known: Mapping[str, str], behind: Mapping[str, str]) -> str:

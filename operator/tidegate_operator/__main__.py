@@ -17,11 +17,10 @@ import warnings
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-import aiohttp
 from kubernetes.aio import client, config
 
 import tidegate_profiles
-from tidegate_control import log_lines
+from tidegate_control import bounded_http, log_lines
 from tidegate_operator import (
     controller,
     gateway_admin,
@@ -187,7 +186,6 @@ async def run(options: argparse.Namespace) -> None:
     async with (
         _connected() as api,
         _connected() as leasing,  # its requests wait for no others
-        aiohttp.ClientSession() as session,
         liveness.served(options.health_port, options.metrics_port, metrics, pulse, ipv6=options.ipv6),
     ):
         server = api_server.ApiServer(api, instance=options.identity, gateway_api=options.gateway_api)
@@ -196,7 +194,7 @@ async def run(options: argparse.Namespace) -> None:
         holding = lease.hold(
             api_server.ApiServer(leasing, instance=options.identity).lease(options.operator_namespace, options.lease),
             identity=options.identity,
-            work=lambda: _act(options, server, session, metrics),
+            work=lambda: _act(options, server, metrics),
             answered=pulse.answered,
         )
         await until_signal(holding)
@@ -214,7 +212,6 @@ async def until_signal(work: Coroutine[Any, Any, None]) -> None:
 async def _act(
     options: argparse.Namespace,
     server: api_server.ApiServer,
-    session: aiohttp.ClientSession,
     metrics: operator_metrics.OperatorMetrics,
 ) -> None:
     metrics.active.set(1)
@@ -241,17 +238,17 @@ async def _act(
         ),
         ipv6=options.ipv6,
     )
-    cache = watch_cache.WatchCache()
+    cache, asking = watch_cache.WatchCache(), bounded_http.Client()
 
     def admin_of(token: str | None) -> gateway_admin.GatewayAdmin:
-        return gateway_admin.GatewayAdmin(session, token=token)
+        return gateway_admin.GatewayAdmin(asking, token=token)
 
     steering = pool_steering.PoolSteering(
         server,
         rules,
         reads=cache,
         admin_of=admin_of,
-        ask_of=lambda pool: pool_adviser.adviser(server, session, pool),
+        ask_of=lambda pool: pool_adviser.adviser(server, asking, pool),
         clock=controller.now,
         monotonic=time.monotonic,
         metrics=metrics,

@@ -6,6 +6,7 @@ nor ends because a gateway restarts.
 """
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -13,9 +14,9 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TypeVar
 
-import aiohttp
+import orjson
 
-from tidegate_control import pool_token
+from tidegate_control import bounded_http, pool_token
 from tidegate_operator import canary_figures, error_budget, gateway_loads, store_status
 from tidegate_operator.spec import Json
 from tidegate_policy.rollout.side_by_side import Service
@@ -23,13 +24,18 @@ from tidegate_policy.steer import steering_loop
 
 log = logging.getLogger(__name__)
 
-TIMEOUT = aiohttp.ClientTimeout(total=3.0)
+TIMEOUT_S = 3.0
+MOST_BYTES = 2 * 1024 * 1024
+"""Of an answer. The state of a gateway with 256 engines has about half of it."""
+MOST_PARTS = 65_536, 524_288
+"""Objects and lists of an answer, and commas in it: what it costs to read it."""
+MOST_CLASSES = 256
 MAX_REASON = 256
 """Characters of a reason, and of what is expected."""
 DIVIDED_S = 300.0
 """The time for which a division of calls holds unless it is renewed."""
 T = TypeVar("T")
-UNUSABLE = (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError, AttributeError)
+UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 """The gateway does not answer, or its answer cannot be read."""
 
 
@@ -41,6 +47,9 @@ class _Seen:
     alpha: float | None
     ends_at_s: float | None
     """When the override ends, by the given clock; None when it has no end."""
+    reaches_store: bool | None
+    targets: dict[str, error_budget.Counts] | None
+    """By class; None where the gateway does not tell."""
 
 
 class GatewayAdmin:
@@ -48,7 +57,7 @@ class GatewayAdmin:
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
+        client: bounded_http.Client,
         *,
         token: str | None = None,
         clock: Callable[[], float] = time.time,
@@ -59,11 +68,11 @@ class GatewayAdmin:
         self.answers = True
         """Whether every gateway answered the last `ask`, with an error or without one."""
         self._headers = pool_token.header(token)
-        self._session = session
+        self._client = client
         self._clock = clock
         self._seen: _Seen | None = None
-        self._states: dict[str, Json] = {}
-        """The state of each gateway, as the last `ask` found it; gateways whose policy cannot be read are absent."""
+        self._found: dict[str, _Seen] = {}
+        """What the last `ask` found at each gateway; those whose policy cannot be read are absent."""
         self._policies: dict[str, str] = {}
         """The policy of each gateway, as the last `ask` found it; none after a switch."""
 
@@ -80,33 +89,32 @@ class GatewayAdmin:
     @property
     def stores(self) -> dict[str, bool | None]:
         """Whether each gateway reaches the store, as the last `ask` found it; None where its state does not tell."""
-        return {address: store_status.parse(state) for address, state in self._states.items()}
+        return {address: seen.reaches_store for address, seen in self._found.items()}
 
     async def ask(self, gateways: Collection[str]) -> None:
         """Reads the state of each gateway. `override`, `targets`, `others` and `stores` tell what it found."""
         self.answers = True
-        found = await _answers(
-            gateways, lambda address: self._state_of(address, lambda state: (state, self._read(state)))
-        )
-        self._states = {address: state for address, (state, _) in found.items()}
-        self._policies = {address: seen.policy for address, (_, seen) in found.items()}
-        if found:
-            self._seen = found[self._spokesman()][1]
+        self._found = await _answers(gateways, lambda address: self._state_of(address, self._read))
+        self._policies = {address: seen.policy for address, seen in self._found.items()}
+        if self._found:
+            self._seen = self._found[self._spokesman()]
 
     def _spokesman(self) -> str:
         """One of the gateways that were found; one that does not reach the store knows of no change elsewhere."""
         return next(
-            (address for address, reaches in self.stores.items() if reaches is not False), next(iter(self._states))
+            (address for address, reaches in self.stores.items() if reaches is not False), next(iter(self._found))
         )
 
     def _read(self, state: Json) -> _Seen:
         policy, alpha = state["policy"], state["dispatch"]["alpha"]
         return _Seen(
-            policy=policy["name"],
-            source=policy["source"],
-            reason=policy["reason"],
+            policy=str(policy["name"])[:MAX_REASON],
+            source=str(policy["source"])[:MAX_REASON],
+            reason=str(policy["reason"])[:MAX_REASON],
             alpha=None if alpha is None else float(alpha),
             ends_at_s=None if policy["left_s"] is None else self._clock() + float(policy["left_s"]),
+            reaches_store=store_status.parse(state),
+            targets=_targets(state),
         )
 
     def override(self) -> steering_loop.Override | None:
@@ -123,16 +131,7 @@ class GatewayAdmin:
     def targets(self) -> dict[str, dict[str, error_budget.Counts]]:
         """By gateway and class: the calls with a target since the gateway started, as the last `ask` found them. Gateways
         that do not tell are absent."""
-        found = {}
-        for address, state in self._states.items():
-            try:
-                found[address] = {
-                    name: error_budget.Counts(int(seen["met"]), int(seen["with_target"]))
-                    for name, seen in state["targets"].items()
-                }
-            except UNUSABLE as error:
-                log.debug("%s does not report its targets: %r", address, error)
-        return found
+        return {address: seen.targets for address, seen in self._found.items() if seen.targets is not None}
 
     async def loads(self, addresses: Collection[str]) -> dict[str, gateway_loads.GatewayLoad]:
         """By gateway: its load. Gateways that do not answer are absent."""
@@ -150,22 +149,16 @@ class GatewayAdmin:
     async def _divide(self, address: str, engines: Collection[str], weight: int | None) -> None:
         body = {"weight": None} if weight is None else {"engines": [*engines], "weight": weight, "for_s": DIVIDED_S}
         try:
-            url = f"http://{address}/admin/rollout"
-            async with self._session.put(url, json=body, headers=self._headers, timeout=TIMEOUT) as answer:
-                self._note(answer)
-                answer.raise_for_status()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            await self._request("PUT", address, "/admin/rollout", body)
+        except (OSError, ValueError) as error:
             log.debug("%s does not divide its calls: %r", address, error)
 
     async def _state_of(self, address: str, parse: Callable[[Json], T]) -> T | None:
         try:
-            url = f"http://{address}/admin/state"
-            async with self._session.get(url, headers=self._headers, timeout=TIMEOUT) as answer:
-                self._note(answer)
-                answer.raise_for_status()
-                return parse(await answer.json())
+            answer = await self._request("GET", address, "/admin/state")
+            return parse(_json(answer.body))
         except UNUSABLE as error:
-            if isinstance(error, (TimeoutError, OSError, aiohttp.ClientConnectionError)):
+            if isinstance(error, OSError):
                 self.answers = False
             log.debug("%s does not report its state: %r", address, error)
             return None
@@ -184,7 +177,7 @@ class GatewayAdmin:
         seen = self._seen
         reason = reason[:MAX_REASON]
         known = None if seen is None else (seen.policy, seen.source, seen.reason)
-        if seen is None or not self._states or seen.source == "override" or known == (policy, "steered", reason):
+        if seen is None or not self._found or seen.source == "override" or known == (policy, "steered", reason):
             return
         address = self._spokesman()
         body: Json = {"policy": policy, "reason": reason, "source": "steered"}
@@ -194,23 +187,52 @@ class GatewayAdmin:
                 await self._put_policy(address, body)  # a gateway of an earlier version knows no other fields
             if seen.policy != policy:
                 self._policies = {}  # what the gateways had before says nothing of whether they follow
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (OSError, ValueError) as error:
             log.debug("%s does not accept policy %s: %r", address, policy, error)
 
     async def _put_policy(self, address: str, body: Json) -> int:
-        """The status of the answer. Raises what aiohttp raises, for every error but 400 too."""
-        url = f"http://{address}/admin/policy"
-        async with self._session.put(url, json=body, headers=self._headers, timeout=TIMEOUT) as answer:
-            self._note(answer)
-            if answer.status != HTTPStatus.BAD_REQUEST or "expected" not in body:
-                answer.raise_for_status()
-            return answer.status
+        """The status of the answer. Raises OSError and ValueError, for every error but 400 too."""
+        may_be = {HTTPStatus.BAD_REQUEST} if "expected" in body else frozenset[HTTPStatus]()
+        return (await self._request("PUT", address, "/admin/policy", body, may_be=may_be)).status
 
-    def _note(self, answer: aiohttp.ClientResponse) -> None:
+    async def _request(
+        self, method: str, address: str, path: str, body: Json | None = None, *, may_be: Collection[int] = ()
+    ) -> bounded_http.Answer:
+        """The answer, with status 200 or one that it `may_be`. Raises OSError and ValueError."""
+        answer = await self._client.request(
+            method,
+            f"http://{address}{path}",
+            headers=self._headers,
+            body=None if body is None else orjson.dumps(body),
+            most_bytes=MOST_BYTES,
+            timeout_s=TIMEOUT_S,
+        )
         rejects = answer.status == HTTPStatus.UNAUTHORIZED
         if rejects and not self.rejects_token:
-            log.warning("%s rejects the token of the pool", answer.url.origin())
+            log.warning("%s rejects the token of the pool", address)
         self.rejects_token = rejects
+        if answer.status != HTTPStatus.OK and answer.status not in may_be:
+            raise ValueError(f"status {answer.status}")
+        return answer
+
+
+def _json(body: bytes) -> Json:
+    """The state in an answer. Raises ValueError, also for one that would take long to read."""
+    objects, commas = MOST_PARTS
+    if body.count(b"{") + body.count(b"[") > objects or body.count(b",") > commas:
+        raise ValueError("the answer has too many parts")
+    state: Json = orjson.loads(body)
+    return state
+
+
+def _targets(state: Json) -> dict[str, error_budget.Counts] | None:
+    try:
+        return {
+            name: error_budget.Counts(int(seen["met"]), int(seen["with_target"]))
+            for name, seen in itertools.islice(state["targets"].items(), MOST_CLASSES)
+        }
+    except UNUSABLE:
+        return None
 
 
 async def _answers(addresses: Collection[str], ask: Callable[[str], Awaitable[T | None]]) -> dict[str, T]:

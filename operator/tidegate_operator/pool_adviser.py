@@ -3,9 +3,7 @@
 import base64
 from collections.abc import Collection, Mapping, Sequence
 
-import aiohttp
-
-from tidegate_control import llm_adviser, steering_driver
+from tidegate_control import bounded_http, llm_adviser, steering_driver
 from tidegate_operator import cluster, spec
 from tidegate_operator.render import child_metadata
 from tidegate_policy.steer import llm_choice, steering_loop
@@ -13,7 +11,7 @@ from tidegate_policy.steer import llm_choice, steering_loop
 SELECTOR = "llm"
 
 
-def adviser(api: cluster.Cluster, session: aiohttp.ClientSession, pool: spec.Pool) -> steering_driver.Ask | None:
+def adviser(api: cluster.Cluster, client: bounded_http.Client, pool: spec.Pool) -> steering_driver.Ask | None:
     """How the pool's model is asked; None when the pool has another selector. The model has at most the time between the
     question and the decision, also where the spec states a longer one."""
     if pool.steering.selector != SELECTOR:
@@ -34,7 +32,7 @@ def adviser(api: cluster.Cluster, session: aiohttp.ClientSession, pool: spec.Poo
             name, entry = llm.secret or ("", "")
             return llm_choice.Answer(policy=None, trouble=f"Secret {name} with the key {entry} cannot be read")
         model = llm_adviser.Model(url=url, name=llm.name or pool.model.name, timeout_s=timeout_s, key=key)
-        return await llm_adviser.ask(session, model, messages, allow)
+        return await llm_adviser.ask(client, model, messages, allow)
 
     return ask
 

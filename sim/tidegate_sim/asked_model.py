@@ -8,9 +8,7 @@ the row shows what the choices of the model are worth, and not whether they come
 import asyncio
 import os
 
-import aiohttp
-
-from tidegate_control import llm_adviser
+from tidegate_control import bounded_http, llm_adviser
 from tidegate_policy.steer import llm_choice
 
 URL, NAME = "TIDEGATE_BENCH_MODEL_URL", "TIDEGATE_BENCH_MODEL"
@@ -29,5 +27,4 @@ def answer(question: llm_choice.Question) -> llm_choice.Answer:
 
 async def _answer(question: llm_choice.Question) -> llm_choice.Answer:
     model = llm_adviser.Model(url=os.environ[URL], name=os.environ.get(NAME, "model"), timeout_s=TIMEOUT_S)
-    async with aiohttp.ClientSession() as session:
-        return await llm_adviser.ask(session, model, question.messages, question.allow)
+    return await llm_adviser.ask(bounded_http.Client(), model, question.messages, question.allow)

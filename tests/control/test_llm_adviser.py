@@ -5,11 +5,10 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-import aiohttp
 import pytest
 from aiohttp import web
 
-from tidegate_control import llm_adviser
+from tidegate_control import bounded_http, llm_adviser
 from tidegate_policy.steer import llm_choice
 
 ALLOW = ("edf", "sjf")
@@ -27,8 +26,7 @@ async def asked(handler: Handler, timeout_s: float = 5.0) -> AsyncIterator[llm_c
     host, port = runner.addresses[0]
     model = llm_adviser.Model(url=f"http://{host}:{port}/v1/", name="judge", timeout_s=timeout_s, key="secret")
     try:
-        async with aiohttp.ClientSession() as session:
-            yield await llm_adviser.ask(session, model, [{"role": "user", "content": "{}"}], ALLOW)
+        yield await llm_adviser.ask(bounded_http.Client(), model, [{"role": "user", "content": "{}"}], ALLOW)
     finally:
         await runner.cleanup()
 
@@ -59,7 +57,7 @@ async def test_the_request_carries_the_key_and_a_schema_of_the_allowed_policies(
         (completion(None), "the response has no text"),
         (web.json_response({"choices": []}), "the response is no chat completion"),
         (web.json_response([1]), "the response is no chat completion"),
-        (web.Response(text="x" * 70_000), "the response has more than 65536 bytes"),
+        (web.Response(text="x" * 70_000), "the answer has more than 65536 bytes"),
         (web.Response(status=401, text='{"policy": "edf"}'), "the model's server answered with status 401"),
         (web.Response(status=302, headers={"Location": "/v1/models"}), "the model's server answered with status 302"),
     ],
@@ -83,7 +81,6 @@ async def test_a_late_answer_is_no_answer() -> None:
 
 async def test_a_server_that_cannot_be_reached_is_no_answer() -> None:
     model = llm_adviser.Model(url="http://127.0.0.1:1/v1", name="judge", timeout_s=5.0)
-    async with aiohttp.ClientSession() as session:
-        answer = await llm_adviser.ask(session, model, [], ALLOW)
+    answer = await llm_adviser.ask(bounded_http.Client(), model, [], ALLOW)
     assert answer.policy is None
     assert answer.trouble.startswith("the model cannot be reached")

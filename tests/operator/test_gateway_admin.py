@@ -1,8 +1,9 @@
 """The client of a gateway's admin port, against a server that answers as a gateway does, and as one does not."""
 
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import web
 
+from tidegate_control import bounded_http
 from tidegate_operator import gateway_admin
 from tidegate_policy.steer import steering_loop
 
@@ -53,8 +54,7 @@ async def admin(gateway, clock):
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]
     gateway.address = f"{host}:{port}"
-    async with ClientSession() as session:
-        yield gateway_admin.GatewayAdmin(session, clock=clock)
+    yield gateway_admin.GatewayAdmin(bounded_http.Client(), clock=clock)
     await runner.cleanup()
 
 
@@ -160,10 +160,9 @@ async def test_a_gateway_that_rejects_a_call_answers_and_one_that_is_not_there_d
     gateway.answer = lambda: web.Response(status=503)
     await override(gateway, admin)
     assert admin.answers
-    async with ClientSession() as session:
-        absent = gateway_admin.GatewayAdmin(session)
-        await absent.ask(["127.0.0.1:1"])
-        assert not absent.answers
+    absent = gateway_admin.GatewayAdmin(bounded_http.Client())
+    await absent.ask(["127.0.0.1:1"])
+    assert not absent.answers
 
 
 async def test_a_gateway_without_its_store_does_not_speak_for_one_that_has_it(gateway, admin):
@@ -203,18 +202,37 @@ async def test_a_gateway_that_never_answered_receives_no_policy(gateway, admin):
 
 
 async def test_calls_carry_the_token_of_the_pool_and_a_rejection_is_noted(gateway, admin):
-    async with ClientSession() as session:
-        known = gateway_admin.GatewayAdmin(session, token="a-token-of-the-pool")
-        gateway.answer = lambda: web.json_response({"error": {}}, status=401)
-        await known.ask([gateway.address])
-        assert known.rejects_token
-        assert not known.has_answered
-        gateway.answer = state()
-        await known.ask([gateway.address])
-        await known.follow("sjf", "busy")
-        assert not known.rejects_token
-        assert {headers.get("authorization") for headers in gateway.headers} == {"Bearer a-token-of-the-pool"}
-        assert len(gateway.headers) == 3
+    known = gateway_admin.GatewayAdmin(bounded_http.Client(), token="a-token-of-the-pool")
+    gateway.answer = lambda: web.json_response({"error": {}}, status=401)
+    await known.ask([gateway.address])
+    assert known.rejects_token
+    assert not known.has_answered
+    gateway.answer = state()
+    await known.ask([gateway.address])
+    await known.follow("sjf", "busy")
+    assert not known.rejects_token
+    assert {headers.get("authorization") for headers in gateway.headers} == {"Bearer a-token-of-the-pool"}
+    assert len(gateway.headers) == 3
+
+
+async def test_an_answer_that_would_take_long_to_read_is_not_read(gateway, admin):
+    await override(gateway, admin)
+    for more in ([{}] * 70_000, [0] * 600_000, ["x" * 3_000_000]):
+        gateway.answer = state("sjf") | {"more": more}
+        await admin.ask([gateway.address])
+        assert admin.answers, "it answers, though what it says cannot be read"
+        assert admin.stores == {}
+    gateway.answer = state("sjf") | {"more": ["x" * 1_000_000], "targets": {str(number): {} for number in range(9)}}
+    await admin.ask([gateway.address])
+    assert admin.stores == {gateway.address: None}
+
+
+async def test_a_redirect_is_not_followed(gateway, admin):
+    gateway.answer = lambda: web.Response(status=307, headers={"location": "/elsewhere"})
+    await admin.ask([gateway.address])
+    assert admin.answers
+    assert not admin.has_answered
+    assert len(gateway.headers) == 1
 
 
 async def test_the_targets_of_each_gateway_are_read_and_a_gateway_that_answers_nonsense_has_none(gateway, admin):

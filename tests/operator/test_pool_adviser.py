@@ -4,11 +4,11 @@ import asyncio
 import dataclasses
 import types
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 import operator_doubles
+from tidegate_control import bounded_http
 from tidegate_operator import pool_adviser, spec
 from tidegate_policy.steer import llm_choice
 
@@ -34,27 +34,25 @@ async def model():
     await runner.cleanup()
 
 
-async def adviser(cluster, kubectl, namespace, rules, session, **policy):
+async def adviser(cluster, kubectl, namespace, rules, client, **policy):
     """The adviser of a pool as the API server stores it."""
     kubectl("create", "-f", "-", body=operator_doubles.pool(policy=policy))
     body = await cluster.pool(namespace, "chat")
-    return pool_adviser.adviser(cluster, session, spec.parse(body, rules.known))
+    return pool_adviser.adviser(cluster, client, spec.parse(body, rules.known))
 
 
 async def test_the_model_is_asked_with_the_key_of_the_secret(cluster, kubectl, namespace, rules, model):
     kubectl("create", "secret", "generic", "judge", "--from-literal=key=sesame")
     llm = {"url": model.url, "model": "judge", "keySecretRef": {"name": "judge"}}
-    async with aiohttp.ClientSession() as session:
-        ask = await adviser(cluster, kubectl, namespace, rules, session, selector="llm", llm=llm)
-        assert await ask([], ("edf",)) == llm_choice.Answer(policy="edf")
+    ask = await adviser(cluster, kubectl, namespace, rules, bounded_http.Client(), selector="llm", llm=llm)
+    assert await ask([], ("edf",)) == llm_choice.Answer(policy="edf")
     assert model.asked == [("Bearer sesame", "judge")]
 
 
 async def test_a_secret_that_cannot_be_read_is_named_and_no_model_is_asked(cluster, kubectl, namespace, rules, model):
     llm = {"url": model.url, "keySecretRef": {"name": "absent"}}
-    async with aiohttp.ClientSession() as session:
-        ask = await adviser(cluster, kubectl, namespace, rules, session, selector="llm", llm=llm)
-        answer = await ask([], ("edf",))
+    ask = await adviser(cluster, kubectl, namespace, rules, bounded_http.Client(), selector="llm", llm=llm)
+    answer = await ask([], ("edf",))
     assert answer.trouble == "Secret absent with the key key cannot be read"
     assert not model.asked
 
@@ -91,8 +89,7 @@ async def test_a_model_has_the_time_before_the_decision_at_most(interval, window
     known = dataclasses.replace(test_render.KNOWN, selectors=frozenset({"llm"}))
     pool = spec.parse(test_render.body(policy=policy), known)
     began_at_s = asyncio.get_running_loop().time()
-    async with aiohttp.ClientSession() as session:
-        answer = await pool_adviser.adviser(None, session, pool)([], ("edf",))
+    answer = await pool_adviser.adviser(None, bounded_http.Client(), pool)([], ("edf",))
     took_s = asyncio.get_running_loop().time() - began_at_s
     await runner.cleanup()
     assert answer.policy is None

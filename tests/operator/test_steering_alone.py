@@ -7,12 +7,14 @@ import contextlib
 import copy
 import datetime
 import itertools
+import json
 import pathlib
 
 import pytest
 import yaml
 
 import operator_doubles
+from tidegate_control import bounded_http
 from tidegate_operator import controller, gateway_admin, pool_steering
 from tidegate_operator.cluster import watch_cache
 
@@ -210,44 +212,34 @@ SILENT_POOLS = 100
 LIVELY = "10.0.9.9"
 
 
-class Answer:
-    """A gateway's answer to GET /admin/state, and to a policy."""
-
-    status = 200
-
-    def raise_for_status(self):
-        return None
-
-    async def json(self):
-        stated = {"name": "urgency", "source": "settings", "reason": "", "left_s": None}
-        return {"policy": stated, "dispatch": {"alpha": None}, "targets": {}, "store": {"reachable": True}}
+STATE = {
+    "policy": {"name": "urgency", "source": "settings", "reason": "", "left_s": None},
+    "dispatch": {"alpha": None},
+    "targets": {},
+    "store": {"reachable": True},
+}
 
 
-class Session:
-    """As `aiohttp.ClientSession`, for gateways of which those of one pool answer and the others let each request wait until
+class Client:
+    """As `bounded_http.Client`, for gateways of which those of one pool answer and the others let each request wait until
     its time is over. Records when the pool that answers was asked, and how often the others were."""
 
     def __init__(self):
         self.asked_at_s, self.silent = [], collections.Counter()
 
-    @contextlib.asynccontextmanager
-    async def get(self, url, *, headers, timeout):  # the signature of aiohttp
-        if LIVELY in url:
+    async def request(self, method, url, *, headers, body=None, most_bytes, timeout_s):
+        if method == "GET" and LIVELY in url:
             self.asked_at_s.append(asyncio.get_running_loop().time())
-        else:
+        elif method == "GET":
             self.silent[url] += 1
-            await asyncio.sleep(timeout.total)
+            await asyncio.sleep(timeout_s)
             raise TimeoutError
-        yield Answer()
-
-    @contextlib.asynccontextmanager
-    async def put(self, url, *, json, headers, timeout):  # the signature of aiohttp
-        yield Answer()
+        return bounded_http.Answer(200, json.dumps(STATE).encode())
 
 
 def test_a_hundred_pools_with_silent_gateways_do_not_stretch_the_periods_of_another(in_virtual_time):
     """After their second silent observation, which all of them need at the start."""
-    session = Session()
+    client = Client()
 
     async def run():
         cache = watch_cache.WatchCache()
@@ -255,7 +247,7 @@ def test_a_hundred_pools_with_silent_gateways_do_not_stretch_the_periods_of_anot
         steering = steering_of(
             cache,
             api,
-            lambda token: gateway_admin.GatewayAdmin(session, token=token),
+            lambda token: gateway_admin.GatewayAdmin(client, token=token),
         )
         controlling = controller.Controller(
             test_controller.NoApi(),
@@ -278,9 +270,9 @@ def test_a_hundred_pools_with_silent_gateways_do_not_stretch_the_periods_of_anot
                 await controlling.run()
 
     in_virtual_time(run())
-    periods = [after - before for before, after in itertools.pairwise(session.asked_at_s) if before > 4 * PERIOD_S]
+    periods = [after - before for before, after in itertools.pairwise(client.asked_at_s) if before > 4 * PERIOD_S]
     assert len(periods) > 200 / PERIOD_S
     assert max(periods) <= PERIOD_S + 0.1
-    rounds = [*session.silent.values()]
+    rounds = [*client.silent.values()]
     assert len(rounds) == SILENT_POOLS
     assert min(rounds) > 300 / PERIOD_S / 3, "a silent pool is steered too"
