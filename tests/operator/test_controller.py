@@ -82,9 +82,42 @@ def test_forty_pools_with_silent_gateways_do_not_stretch_the_period_of_another(i
     assert longest <= PERIOD_S + 0.1
 
 
-def pool(name):
+def pool(name, namespace="prod"):
     body = operator_doubles.pool(name)
-    return {**body, "metadata": {"namespace": "prod", "name": name, "uid": name, "generation": 1}}
+    return {**body, "metadata": {"namespace": namespace, "name": name, "uid": name, "generation": 1}}
+
+
+class Laborious:
+    """An API server that takes long for the pools of one namespace."""
+
+    def __init__(self):
+        self.asked_at_s = collections.defaultdict(list)
+
+    async def pool(self, namespace, name):
+        self.asked_at_s[namespace].append(asyncio.get_running_loop().time())
+        if namespace == "slow":
+            await asyncio.sleep(20)
+        raise cluster.ClusterError("no answer")
+
+
+def test_slow_pools_of_one_namespace_do_not_delay_a_pool_of_another(in_virtual_time):
+    """Forty namespaces that are slow at the same time would; one must not, however many pools it has."""
+    api = Laborious()
+
+    async def run():
+        controlling = controller.Controller(
+            api, watch_cache.WatchCache(), conftest.RULES, SlowSteering(), NoScaling(), NoCanaries(), resync_s=3600
+        )
+        for number in range(POOLS):
+            controlling.on_pool("ADDED", pool(f"large-{number}", namespace="slow"))
+        asyncio.get_running_loop().call_later(5, controlling.on_pool, "ADDED", pool("chat"))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(10):
+                await controlling.run()
+
+    in_virtual_time(run())
+    assert api.asked_at_s["slow"] == [0] * controller.RECONCILED_OF_ONE
+    assert api.asked_at_s["prod"][0] == 5
 
 
 class Leaving:
