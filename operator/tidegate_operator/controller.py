@@ -173,7 +173,7 @@ class Controller:
             events = self._cache.events(key)
             known = await self._cache.pool(*key), await self._cache.children(*key), await self._cache.pods(*key)
             body = known[0]
-            report = reconcile.pending_report(*known, rules=self._rules, now=self._clock(), given=given)
+            report = await reconcile.pending_report(*known, rules=self._rules, now=self._clock(), given=given)
             if report is not None:
                 if body is not None and report:
                     self._cache.on_written(await reconcile.write_report(self._api, body, report), since=events)

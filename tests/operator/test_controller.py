@@ -3,13 +3,16 @@
 import asyncio
 import collections
 import contextlib
+import dataclasses
+import datetime
 import itertools
 
 import operator_doubles
 from tidegate_operator import cluster, controller, reconcile
 from tidegate_operator.cluster import watch_cache
+from tidegate_operator.render import child_metadata
 
-from . import conftest
+from . import conftest, test_render
 
 POOLS = 40
 SILENCE_S = 3.0
@@ -384,3 +387,49 @@ async def until_ready(cluster, kubectl, namespace, rules):
 def is_ready(body):
     conditions = body.get("status", {}).get("conditions", ())
     return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
+
+
+class Empty:
+    """An API server without objects that counts the requests for one object each."""
+
+    def __init__(self):
+        self.asked = self.active = self.most = 0
+
+    async def get(self, reference):
+        self.asked += 1
+        self.active += 1
+        self.most = max(self.most, self.active)
+        await asyncio.sleep(1)
+        self.active -= 1
+
+
+def test_one_pool_with_many_objects_asks_for_a_few_of_them_at_a_time(in_virtual_time):
+    api = Empty()
+    services = [
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "prod", "name": f"s{n}"}} for n in range(100)
+    ]
+    assert in_virtual_time(reconcile._same_names(api, services, [])) == []
+    assert api.asked == 100
+    assert api.most == reconcile.NAMES_AT_ONCE
+
+
+def test_the_look_at_a_pool_lets_others_on_between_its_steps(in_virtual_time):
+    """A very large pool takes a tenth of a second, and the Lease is renewed by the same event loop."""
+    given = test_render.body(replicas=7)  # by a scaler
+    mine = {**given["metadata"], "annotations": {child_metadata.OWNER: conftest.RULES.operator}}
+    rules = dataclasses.replace(conftest.RULES, known=test_render.KNOWN)
+    turns = []
+
+    async def story():
+        looking = asyncio.create_task(
+            reconcile.pending_report(
+                {**given, "metadata": mine}, [], [], rules=rules, now=datetime.datetime.now(datetime.UTC)
+            )
+        )
+        while not looking.done():
+            turns.append(None)
+            await asyncio.sleep(0)
+        return looking.result()
+
+    assert in_virtual_time(story()) is None, "there are objects to write"
+    assert len(turns) > 3
