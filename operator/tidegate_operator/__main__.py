@@ -7,6 +7,7 @@ ends with status 1, so that Kubernetes restarts its pod, which then waits for th
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -46,6 +47,8 @@ from tidegate_policy.steer import selectors
 
 log = logging.getLogger("tidegate_operator")
 
+FULL_COLLECTION = 100
+"""Collections of the younger objects before all are looked at; by default it is ten."""
 SERVICE_ACCOUNT_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
@@ -197,7 +200,16 @@ async def run(options: argparse.Namespace) -> None:
             work=lambda: _act(options, server, metrics),
             answered=pulse.answered,
         )
+        keep_what_is_loaded()
         await until_signal(holding)
+
+
+def keep_what_is_loaded() -> None:
+    """Full collections leave out what the start has made, and are rarer: with eight pools of 650 KB each of them stopped
+    the event loop, and with it the renewal of the Lease, for up to 0.3 s."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTION)
 
 
 async def until_signal(work: Coroutine[Any, Any, None]) -> None:

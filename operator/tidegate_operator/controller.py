@@ -13,6 +13,7 @@ import asyncio
 import datetime
 import functools
 import logging
+import operator
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -42,11 +43,17 @@ INCOMPLETE_S = 1.0
 """Time until a pool is looked at again whose objects are not all known yet."""
 COMPARED_S = 600.0
 """Time between two lists of the pools of a namespace."""
-STEERED_AT_ONCE = 64
+RECONCILED_AT_ONCE = 16
+"""Pools that are reconciled at the same time."""
+RECONCILED_OF_ONE = 4
+"""Those of one namespace among them. The API server takes seconds for each write of a very large pool, and pools of other
+namespaces do not wait for that."""
+STEERED_AT_ONCE = 128
 """Pools that are steered at the same time."""
 SILENT_AT_ONCE = 32
 """Pools that are steered at the same time among those whose parts do not answer in time. Each of them takes seconds, so
-they have a queue of their own, in which they delay each other and no pool that answers."""
+they have a queue of their own, in which they delay each other and no pool that answers. In each queue the pools of one
+namespace have half of these places at most."""
 CHILD_DELAY_S = 0.1
 """Time after an event of a child in which further events of the pool cause no further check."""
 POD_DELAY_S = 0.5
@@ -126,11 +133,16 @@ class Controller:
         """Works until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._to_reconcile.run(self._reconcile))
+                reconciling = self._to_reconcile.run(
+                    self._reconcile, at_once=RECONCILED_AT_ONCE, most_of_one=RECONCILED_OF_ONE
+                )
+                group.create_task(reconciling)
                 for paced in self._paced:
                     for queue, at_once in ((paced.queue, STEERED_AT_ONCE), (paced.silent, SILENT_AT_ONCE)):
-                        group.create_task(queue.run(functools.partial(self._observe, paced, queue), at_once=at_once))
-                group.create_task(self._to_test.run(self._test, at_once=STEERED_AT_ONCE))
+                        work = functools.partial(self._observe, paced, queue)
+                        group.create_task(queue.run(work, at_once=at_once, most_of_one=at_once // 2))
+                testing = self._to_test.run(self._test, at_once=STEERED_AT_ONCE, most_of_one=STEERED_AT_ONCE // 2)
+                group.create_task(testing)
         finally:
             await self._steering.close()
 
@@ -161,7 +173,7 @@ class Controller:
             events = self._cache.events(key)
             known = await self._cache.pool(*key), await self._cache.children(*key), await self._cache.pods(*key)
             body = known[0]
-            report = reconcile.pending_report(*known, rules=self._rules, now=self._clock(), given=given)
+            report = await reconcile.pending_report(*known, rules=self._rules, now=self._clock(), given=given)
             if report is not None:
                 if body is not None and report:
                     self._cache.on_written(await reconcile.write_report(self._api, body, report), since=events)
@@ -242,6 +254,8 @@ class _Paced:
 
 
 def _queue(name: str, metrics: operator_metrics.OperatorMetrics) -> workqueue.Workqueue[watch_cache.Key]:
-    made: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(expected=cluster.ClusterError)
+    made: workqueue.Workqueue[watch_cache.Key] = workqueue.Workqueue(
+        expected=cluster.ClusterError, group=operator.itemgetter(0)
+    )
     made.attempted = metrics.add_queue(name, made.reading)
     return made

@@ -180,6 +180,14 @@ DECIDES_NOTHING = (INVALID_SPEC, SILENT)
 AVAILABLE = "Available"
 AT_ZERO = "ScaledToZero"
 STARTING, NOT_STARTING = "Starting", "NotStarting"
+SERVING: Mapping[str, str] = MappingProxyType(
+    {
+        "True": "Engines, gateways and the store serve.",
+        "False": "Engines and gateways serve. Some gateways do not reach the store, as StoreReachable says.",
+        "Unknown": "Engines and gateways are ready. Whether the store serves is not known, as StoreReachable says.",
+    }
+)
+"""By the status of StoreReachable: what is known of a pool that is available."""
 FROM_ZERO = (AT_ZERO, STARTING, NOT_STARTING)
 """Reasons of the condition Available of a pool that has had no engine since the autoscaler stopped its last one."""
 EMBEDDED_STORE = "valkey"
@@ -324,7 +332,8 @@ def _availability(parts: Sequence[Workload], pods: Sequence[Json], needs: Needs,
         return Condition(type=AVAILABLE, status=False, reason="NotServing", message=" ".join(sentences))
     if needs.store.get("reason") == UNREACHABLE:
         return Condition(type=AVAILABLE, status=False, reason="NotServing", message=needs.store["message"])
-    return Condition(type=AVAILABLE, status=True, reason="Serving", message="Engines, gateways and the store serve.")
+    message = SERVING.get(needs.store.get("status", "Unknown"), SERVING["Unknown"])
+    return Condition(type=AVAILABLE, status=True, reason="Serving", message=message)
 
 
 def authentication(body: Json, *, valid: bool) -> Condition:

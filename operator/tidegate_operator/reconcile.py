@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 WRITER = "tidegate-operator"
 """Field manager of the part of the status that is written here."""
 HELD = "waits for its turn"
+NAMES_AT_ONCE = 8
+"""Objects of one pool that are asked for at the same time. A pool may have 105, and all pools share the connections."""
 COUNTED = ("desired", "ready", "weights")
 """Fields of a node pool in the status that are written here, and removed when they are no longer stated."""
 
@@ -130,6 +132,7 @@ async def carry_out(
             await api.state_replicas(pool.namespace, pool.name, total)
         except cluster.RejectedError as error:
             refused.append(_refused(body, error))
+    await asyncio.sleep(0)  # for others, as in `pending_report`
     rendered = _desired(pool, rules, children)
     unlisted = await _same_names(api, rendered, children)
     if strayed := objects.owned(body, unlisted):  # they have lost the pool's label
@@ -137,6 +140,7 @@ async def carry_out(
         rendered = _desired(pool, rules, children)
     staged = rollout.staged(body, rendered, children, pods, now=now)
     desired = staged.desired
+    await asyncio.sleep(0)
     todo = plan.steps(pool.uid, desired, _newest(unlisted, children).values())
     expected = _expected(profiles, staged)
     problems = [*expected, *refused]
@@ -162,7 +166,7 @@ async def carry_out(
     return Result.REJECTED if len(problems) > len(expected) else Result.SETTLED
 
 
-def pending_report(
+async def pending_report(
     body: Json | None,
     children: Sequence[Json],
     pods: Sequence[Json],
@@ -175,7 +179,8 @@ def pending_report(
     write nothing else; empty if it would write nothing at all. `given` is the ConfigMap of profiles that the pool names.
     None if the objects must be looked at: while weights are downloaded, because their progress must be asked for, and while
     the pool is degraded, because only a write shows whether it still is, and while a pod lacks a Secret or a ConfigMap,
-    which may be the pool's own: nothing watches Secrets."""
+    which may be the pool's own: nothing watches Secrets. It asks nobody, but takes several steps of the event loop: a very
+    large pool takes a tenth of a second, for which the renewal of the Lease does not wait."""
     if body is None or "deletionTimestamp" in body["metadata"] or owner_of(body) is None:
         return None
     if any(pod_trouble.lacks_configuration(pod) for pod in pods):
@@ -190,7 +195,11 @@ def pending_report(
     except spec.InvalidSpecError as error:
         report = _report(body, children, pods, _invalid(error), now)
     else:
-        staged = rollout.staged(body, _desired(pool, rules, children), children, pods, now=now)
+        await asyncio.sleep(0)
+        rendered = _desired(pool, rules, children)
+        await asyncio.sleep(0)
+        staged = rollout.staged(body, rendered, children, pods, now=now)
+        await asyncio.sleep(0)
         if plan.steps(pool.uid, staged.desired, children) != plan.NOTHING:
             return None
         report = _report(body, children, pods, _expected(profiles, staged), now, waiting=_waiting(staged))
@@ -247,7 +256,13 @@ async def _same_names(api: cluster.Cluster, desired: Sequence[Json], children: S
     """Objects that have a desired name but not the pool's label, so that no list of children holds them."""
     listed = {objects.Reference.of(child) for child in children}
     unlisted = [reference for reference in map(objects.Reference.of, desired) if reference not in listed]
-    found = await asyncio.gather(*map(api.get, unlisted))
+    free = asyncio.Semaphore(NAMES_AT_ONCE)
+
+    async def get(reference: objects.Reference) -> Json | None:
+        async with free:
+            return await api.get(reference)
+
+    found = await asyncio.gather(*map(get, unlisted))
     return [body for body in found if body is not None]
 
 

@@ -42,6 +42,40 @@ def test_the_text_of_an_exception_cannot_begin_a_record() -> None:
     assert all(line.startswith(log_lines.MARK) and line.isprintable() for line in more)
 
 
+def test_of_a_long_message_the_beginning_is_written_and_the_rest_is_counted() -> None:
+    (line,) = written("the owner is %s", "x" * 200_000)
+    shown, told = line.split("... (")
+    assert len(shown) == log_lines.MOST_CHARACTERS
+    assert "the owner is xxx" in shown
+    more = int(told.removesuffix(" more characters)"))
+    assert shown.count("x") + more == 200_000
+
+
+def test_a_message_of_the_longest_length_is_whole() -> None:
+    (line,) = written("%s", "x" * 3000)
+    assert line.endswith(": " + "x" * 3000)
+
+
+def test_escapes_count_towards_the_length_of_a_message_and_none_is_cut() -> None:
+    for offset in range(6):
+        (line,) = written("%s", "x" * offset + "\u2028" * 3999)
+        shown, told = line.split("... (")
+        assert log_lines.MOST_CHARACTERS - 6 < len(shown) <= log_lines.MOST_CHARACTERS
+        assert shown.endswith("\\u2028")
+        assert shown.count("\\u2028") + int(told.removesuffix(" more characters)")) == 3999
+
+
+def test_a_long_traceback_is_shortened_in_its_middle() -> None:
+    for text in ("y" * 200_000, "y\n" * 100_000):
+        first, *more = written("background loop failed", error=ValueError(text + "the end"))
+        assert first.endswith("background loop failed")
+        assert sum(map(len, more)) < 4 * log_lines.MOST_OF_TRACEBACK
+        assert max(map(len, more)) < log_lines.MOST_CHARACTERS + 100
+        assert more[0].startswith(log_lines.MARK + "ValueError: y")
+        assert any(line.endswith(" more characters)") for line in more)
+        assert all(line.startswith(log_lines.MARK) for line in more)
+
+
 def test_a_name_cannot_forge_a_field() -> None:
     line = log_fields.named({"tenant": 'a outcome=ok "', "class": "batch", "stage": None, "engine": "10.0.0.1:8000"})
     assert line == ' tenant="a outcome=ok \\"" class=batch engine=10.0.0.1:8000'

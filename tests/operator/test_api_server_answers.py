@@ -1,11 +1,13 @@
 """What the operator makes of answers that no API server should give, and of a token that cannot be read."""
 
+import asyncio
 import functools
 import json
 
 import pytest
 from kubernetes.aio import client
 
+from tidegate_operator import objects
 from tidegate_operator.cluster import ClusterError, RejectedError, api_server
 
 SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "prod", "name": "chat"}}
@@ -146,3 +148,34 @@ def test_a_nested_field_that_an_older_resource_lacks_leaves_its_neighbours():
     status = {"rollout": {"stops": 1, "phase": "Failed"}, "nodePools": [], "url": "x"}
     found = functools.reduce(api_server._without, (["rollout", "stops"], ["nodePools"]), status)
     assert found == {"rollout": {"phase": "Failed"}, "url": "x"}
+
+
+class Slow(client.ApiClient):
+    """A connection to a server that takes a second for each request, and has no object."""
+
+    asked, refused = 0, ""
+
+    async def call_api(self, *request, **options):
+        self.asked += 1
+        await asyncio.sleep(1)
+        if self.refused and self.refused in request[1]:
+            return Answer(b"{}", 403)
+        return Answer(b'{"items": []}')
+
+
+@pytest.mark.parametrize("refused", ["", "services"])
+def test_a_slow_api_server_lists_all_children_of_a_pool_in_the_time_of_one_list(in_virtual_time, refused):
+    async def story():
+        async with Slow(client.Configuration()) as api:
+            api.refused = refused
+            began_at_s = asyncio.get_running_loop().time()
+            listed = api_server.ApiServer(api, instance="test").children("prod", "chat")
+            if refused:
+                with pytest.raises(RejectedError):
+                    await listed
+            else:
+                assert await listed == []
+            assert api.asked == len(objects.CHILD_KINDS)
+            return asyncio.get_running_loop().time() - began_at_s
+
+    assert in_virtual_time(story()) == 1

@@ -3,13 +3,16 @@
 import asyncio
 import collections
 import contextlib
+import dataclasses
+import datetime
 import itertools
 
 import operator_doubles
 from tidegate_operator import cluster, controller, reconcile
 from tidegate_operator.cluster import watch_cache
+from tidegate_operator.render import child_metadata
 
-from . import conftest
+from . import conftest, test_render
 
 POOLS = 40
 SILENCE_S = 3.0
@@ -82,9 +85,42 @@ def test_forty_pools_with_silent_gateways_do_not_stretch_the_period_of_another(i
     assert longest <= PERIOD_S + 0.1
 
 
-def pool(name):
+def pool(name, namespace="prod"):
     body = operator_doubles.pool(name)
-    return {**body, "metadata": {"namespace": "prod", "name": name, "uid": name, "generation": 1}}
+    return {**body, "metadata": {"namespace": namespace, "name": name, "uid": name, "generation": 1}}
+
+
+class Laborious:
+    """An API server that takes long for the pools of one namespace."""
+
+    def __init__(self):
+        self.asked_at_s = collections.defaultdict(list)
+
+    async def pool(self, namespace, name):
+        self.asked_at_s[namespace].append(asyncio.get_running_loop().time())
+        if namespace == "slow":
+            await asyncio.sleep(20)
+        raise cluster.ClusterError("no answer")
+
+
+def test_slow_pools_of_one_namespace_do_not_delay_a_pool_of_another(in_virtual_time):
+    """Forty namespaces that are slow at the same time would; one must not, however many pools it has."""
+    api = Laborious()
+
+    async def run():
+        controlling = controller.Controller(
+            api, watch_cache.WatchCache(), conftest.RULES, SlowSteering(), NoScaling(), NoCanaries(), resync_s=3600
+        )
+        for number in range(POOLS):
+            controlling.on_pool("ADDED", pool(f"large-{number}", namespace="slow"))
+        asyncio.get_running_loop().call_later(5, controlling.on_pool, "ADDED", pool("chat"))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(10):
+                await controlling.run()
+
+    in_virtual_time(run())
+    assert api.asked_at_s["slow"] == [0] * controller.RECONCILED_OF_ONE
+    assert api.asked_at_s["prod"][0] == 5
 
 
 class Leaving:
@@ -351,3 +387,49 @@ async def until_ready(cluster, kubectl, namespace, rules):
 def is_ready(body):
     conditions = body.get("status", {}).get("conditions", ())
     return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
+
+
+class Empty:
+    """An API server without objects that counts the requests for one object each."""
+
+    def __init__(self):
+        self.asked = self.active = self.most = 0
+
+    async def get(self, reference):
+        self.asked += 1
+        self.active += 1
+        self.most = max(self.most, self.active)
+        await asyncio.sleep(1)
+        self.active -= 1
+
+
+def test_one_pool_with_many_objects_asks_for_a_few_of_them_at_a_time(in_virtual_time):
+    api = Empty()
+    services = [
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "prod", "name": f"s{n}"}} for n in range(100)
+    ]
+    assert in_virtual_time(reconcile._same_names(api, services, [])) == []
+    assert api.asked == 100
+    assert api.most == reconcile.NAMES_AT_ONCE
+
+
+def test_the_look_at_a_pool_lets_others_on_between_its_steps(in_virtual_time):
+    """A very large pool takes a tenth of a second, and the Lease is renewed by the same event loop."""
+    given = test_render.body(replicas=7)  # by a scaler
+    mine = {**given["metadata"], "annotations": {child_metadata.OWNER: conftest.RULES.operator}}
+    rules = dataclasses.replace(conftest.RULES, known=test_render.KNOWN)
+    turns = []
+
+    async def story():
+        looking = asyncio.create_task(
+            reconcile.pending_report(
+                {**given, "metadata": mine}, [], [], rules=rules, now=datetime.datetime.now(datetime.UTC)
+            )
+        )
+        while not looking.done():
+            turns.append(None)
+            await asyncio.sleep(0)
+        return looking.result()
+
+    assert in_virtual_time(story()) is None, "there are objects to write"
+    assert len(turns) > 3

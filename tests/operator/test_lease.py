@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import datetime
+import gc
 import os
 import signal
 
@@ -303,3 +304,15 @@ def test_a_process_that_waits_for_the_lease_ends_at_a_signal(number):
     asyncio.run(story())
     assert log.turns == []
     assert shared.body["spec"]["holderIdentity"] == "other"
+
+
+def test_full_collections_of_an_operator_leave_out_what_its_start_has_made():
+    """They stop the event loop, which renews the Lease."""
+    before = gc.get_threshold()
+    try:
+        program.keep_what_is_loaded()
+        assert gc.get_freeze_count() > 10_000
+        assert gc.get_threshold() == (*before[:2], program.FULL_COLLECTION)
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)

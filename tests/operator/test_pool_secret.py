@@ -226,7 +226,7 @@ async def test_a_secret_that_was_deleted_comes_back_once_a_pod_lacks_it(cluster,
 
     async def pending(pods):
         body, children = await cluster.pool(namespace, "chat"), await cluster.children(namespace, "chat")
-        return reconcile.pending_report(body, children, pods, rules=rules, now=NOW)
+        return await reconcile.pending_report(body, children, pods, rules=rules, now=NOW)
 
     async with asyncio.timeout(120):
         while await pending([]) is None:  # until there is nothing left to do

@@ -433,3 +433,21 @@ def test_the_status_tells_of_gateways_that_serve_callers_without_authentication(
     settings = yaml.safe_load(config["data"]["gateway.yaml"])
     assert settings["auth"].get("allowUnauthenticated", False) is not status
     assert pool_status.authentication(pool, valid=False).status is None, "the gateways follow an earlier spec"
+
+
+def test_a_pool_whose_gateways_have_told_nothing_of_the_store_does_not_claim_that_it_serves():
+    parts = pool_status.workloads([deployment()])
+
+    def told(**store):
+        (available, *_) = pool_status.conditions(parts, [], needs=needs(store=store), now=NOW)
+        assert (available.type, available.status, available.reason) == ("Available", True, "Serving")
+        return available.message
+
+    for unknown in ({}, {"type": "StoreReachable", "status": "Unknown", "reason": "NotReported"}):
+        assert "the store serve." not in told(**unknown)
+        assert "Whether the store serves is not known" in told(**unknown)
+    since = {"lastTransitionTime": NOW.isoformat()}
+    assert "Some gateways do not reach the store" in told(
+        status="False", reason="PartlyReachable", message="x", **since
+    )
+    assert told(status="True", reason="Reachable") == "Engines, gateways and the store serve."

@@ -8,6 +8,7 @@ import yaml
 import tidegate_profiles
 from tidegate_gateway import gateway_settings
 from tidegate_operator import render, replica_allocation, spec, spec_problems
+from tidegate_operator.render import gateway_deployment
 from tidegate_policy import cost
 from tidegate_policy.admit import entitlements
 
@@ -255,3 +256,18 @@ def test_with_ipv6_no_port_of_a_pool_is_left_to_ipv4_alone(kind):
     found = manifests(engine=engine, ipv6=True)
     assert "0.0.0.0" not in json.dumps(found)
     assert {"--host=::", "--control=[::]:9001"} <= set(engine_container(found)["args"])
+
+
+def test_the_texts_of_settings_that_are_kept_are_bounded_by_their_size_and_the_last_used_stay(monkeypatch):
+    dumped = []
+
+    def dump(value, **options):
+        dumped.append(value["name"])
+        return "x" * 1000
+
+    monkeypatch.setattr(gateway_deployment.yaml, "dump", dump)
+    texts = gateway_deployment.Texts(most=3500)
+    for name in ("a", "b", "c", "a", "d", "a", "b"):
+        assert len(texts.of(json.dumps({"name": name}))) == 1000
+    assert dumped == ["a", "b", "c", "d", "b"]
+    assert texts.kept_characters == 3000

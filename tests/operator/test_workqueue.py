@@ -201,3 +201,108 @@ def test_a_key_added_during_its_work_does_not_delay_the_others(in_virtual_time):
 
     in_virtual_time(run())
     assert calls == [(0, "slow"), (1, "other"), (5, "slow")]
+
+
+def test_two_due_times_at_the_same_instant_are_one(in_virtual_time):
+    work, calls = recorder(result=5)
+
+    def add(listed):
+        listed.add("a", delay_s=10)
+        listed.add("a", delay_s=5)  # and its work makes it due at 10 again
+
+    in_virtual_time(served(work, ends_at_s=12, add=add))
+    assert [at for at, _ in calls] == [5, 10]
+
+
+def grouped(work, keys, *, ends_at_s, at_once, most_of_one):
+    """Runs `work` on a workqueue of "group/name" keys, which are due in this order."""
+
+    async def run():
+        listed = workqueue.Workqueue(expected=Expected, group=lambda key: key.split("/")[0])
+        for key in keys:
+            listed.add(key)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(ends_at_s):
+                await listed.run(work, at_once=at_once, most_of_one=most_of_one)
+
+    return run()
+
+
+def test_slow_keys_of_one_group_leave_workers_to_the_others(in_virtual_time):
+    calls = []
+
+    async def work(key):
+        calls.append((asyncio.get_running_loop().time(), key))
+        if key.startswith("slow"):
+            await asyncio.sleep(20)
+
+    keys = [*(f"slow/{number}" for number in range(6)), "quick/0", "quick/1"]
+    in_virtual_time(grouped(work, keys, ends_at_s=100, at_once=4, most_of_one=2))
+    assert [at for at, key in calls if key.startswith("quick")] == [0, 0]
+    assert [at for at, key in calls if key.startswith("slow")] == [0, 0, 20, 20, 40, 40]
+
+
+def test_groups_take_turns_and_the_earliest_key_of_a_group_comes_first(in_virtual_time):
+    calls = []
+
+    async def work(key):
+        calls.append(key)
+        await asyncio.sleep(1)
+
+    keys = [*(f"many/{number}" for number in range(4)), "two/0", "two/1", "one/0"]
+    in_virtual_time(grouped(work, keys, ends_at_s=100, at_once=1, most_of_one=None))
+    assert calls == ["many/0", "two/0", "one/0", "many/1", "two/1", "many/2", "many/3"]
+
+
+def test_a_group_with_all_its_workers_busy_goes_on_when_one_ends(in_virtual_time):
+    calls = []
+
+    async def work(key):
+        calls.append((asyncio.get_running_loop().time(), key))
+        await asyncio.sleep(3 if key == "a/0" else 5)
+
+    in_virtual_time(grouped(work, ["a/0", "a/1", "a/2"], ends_at_s=100, at_once=8, most_of_one=2))
+    assert calls == [(0, "a/0"), (0, "a/1"), (3, "a/2")]
+
+
+def test_the_reading_counts_the_due_keys_that_no_worker_has(in_virtual_time):
+    async def run():
+        listed = workqueue.Workqueue(expected=Expected, group=lambda key: key[0])
+        listed.add("a1", delay_s=3)
+        listed.add("b1", delay_s=50)
+
+        async def work(key):
+            listed.add(key)  # an active key that is due again waits for its own work
+            await asyncio.sleep(100)
+
+        running = asyncio.create_task(listed.run(work, at_once=4, most_of_one=1))
+        await asyncio.sleep(4)
+        listed.add("a2")
+        await asyncio.sleep(6)
+        seen = listed.reading()
+        running.cancel()
+        return seen
+
+    assert in_virtual_time(run()) == workqueue.Reading(depth=1, age_s=6)
+
+
+def test_the_work_of_a_choice_does_not_grow_with_the_keys_that_wait(in_virtual_time):
+    asked = []
+
+    def group(key):
+        asked.append(key)
+        return key % 3
+
+    async def work(key):
+        await asyncio.sleep(1)
+
+    async def run():
+        listed = workqueue.Workqueue(expected=Expected, group=group)
+        for key in range(3000):
+            listed.add(key)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(5000):
+                await listed.run(work, at_once=8, most_of_one=4)
+
+    in_virtual_time(run())
+    assert len(asked) == 2 * 3000  # once when a key is due and once when its work ends

@@ -6,8 +6,9 @@ the operator to the admin port. The gateway never talks to the API server: its s
 each node pool, and DNS resolves that name to the engines.
 """
 
+import collections
 import dataclasses
-import functools
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -119,13 +120,33 @@ def _policy(parameters: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
 
 
 def _text(config: Mapping[str, Any]) -> str:
-    return _yaml(json.dumps(config))
+    return _TEXTS.of(json.dumps(config))
 
 
-@functools.lru_cache(maxsize=1024)
-def _yaml(config: str) -> str:
-    """YAML of a JSON text. Every check of a pool renders its settings again, and YAML is the slowest part of that."""
-    return str(yaml.dump(json.loads(config), Dumper=_DUMPER, sort_keys=False))
+class Texts:
+    """YAML of JSON texts, of which the last ones are kept within `most` characters. Every check of a pool renders its
+    settings again, and YAML is the slowest part of that. A very large pool has 300 KB, so their number is no bound."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: collections.OrderedDict[bytes, str] = collections.OrderedDict()
+        """By the digest of the JSON text, the one that was used last at the end."""
+        self.kept_characters = 0
+
+    def of(self, config: str) -> str:
+        key = hashlib.sha256(config.encode()).digest()
+        if (known := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+            return known
+        made = self._kept[key] = str(yaml.dump(json.loads(config), Dumper=_DUMPER, sort_keys=False))
+        self.kept_characters += len(made)
+        while self.kept_characters > self._most:
+            _, oldest = self._kept.popitem(last=False)
+            self.kept_characters -= len(oldest)
+        return made
+
+
+_TEXTS = Texts(most=32 * 1024 * 1024)
 
 
 def _public_ports(pool: spec.Pool) -> dict[str, int]:
