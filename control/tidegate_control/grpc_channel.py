@@ -11,6 +11,7 @@ import contextlib
 import socket
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import cast
 
 import grpc
 import h2.config
@@ -289,8 +290,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._answers.clear()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # that of uvloop has no common class with asyncio's
         _watch_for_silence(transport.get_extra_info("socket"))
         self._http2.initiate_connection()
         self._flush()

@@ -9,8 +9,9 @@ import grpc
 import h2.connection
 import h2.settings
 import pytest
+import uvloop
 
-from tidegate_control import frame_pace, grpc_channel
+from tidegate_control import control_client, control_contract, control_server, frame_pace, grpc_channel
 
 METHOD = "/service/Method"
 OK = [("grpc-status", "0")]
@@ -94,6 +95,40 @@ async def test_an_answer_has_one_message_and_calls_share_the_connection() -> Non
     finally:
         await channel.close()
         await server.stop(0)
+
+
+def test_a_gateway_asks_an_engine_in_the_event_loop_of_uvloop() -> None:
+    address = "unix:@tidegate-uvloop-test"
+    stop = control_server.serve(
+        control_contract.Fallback("no hook", policy="priority"), address=address, engine_version="1"
+    ).stop
+
+    async def ask() -> None:
+        client = control_client.EngineClient(address)
+        state = await client.get_state(timeout_s=20.0)
+        assert state is not None
+        assert state.fallback_reason == "no hook"
+        await client.close()
+        async with calling(_floods_with(PING)) as channel:
+            with pytest.raises(grpc_channel.CallFailed, match="DEADLINE_EXCEEDED"):
+                await channel.call(METHOD, b"", timeout_s=2.0)
+            assert channel._connection is not None
+            assert channel._connection._pace.counted >= frame_pace.BURST
+
+    try:
+        uvloop.run(ask())
+    finally:
+        stop()
+
+
+def _floods_with(flood: bytes) -> Answer:
+    async def answer(http2: object, reader: object, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(flood * 100)
+                await writer.drain()
+
+    return answer
 
 
 async def test_the_longest_message_passes_the_window() -> None:
