@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from tidegate_cli import processes
-from tidegate_control import control_connections, control_server, llm_adviser
+from tidegate_control import bounded_http, control_connections, control_server, llm_adviser
 from tidegate_policy import cost
 from tidegate_policy.steer import guards, llm_choice, steering_loop
 from tidegate_sim import loop_governor, openai_double, realtime
@@ -102,7 +102,7 @@ async def test_no_text_of_a_client_reaches_the_question_to_the_model(up: Any) ->
         assert reported >= {INSTRUCTION, CLASS}, "the engine does report what the client chose"
         assert question is not None
         asked = llm_adviser.Model(url=model_url, name="judge", timeout_s=10.0)
-        answer = await llm_adviser.ask(client.http, asked, question.messages, question.allow)
+        answer = await llm_adviser.ask(bounded_http.Client(), asked, question.messages, question.allow)
         status, body, _ = await calls[0]
         assert (status, answer.policy) == (200, "sjf"), body
         for call in calls:
