@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The kernel drops SIGTERM for a container's first process until it has a handler, and imports take long.
         signal.signal(signal.SIGTERM, _terminated)
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC would log every peer that disconnects
-    logging.getLogger("grpc._common").setLevel(logging.CRITICAL)  # our callers report unreadable answers
+    logging.getLogger("grpc._common").setLevel(logging.CRITICAL)  # it has a traceback for each message that is none
     try:
         code = _run(words)
         sys.stdout.flush()

@@ -6,15 +6,19 @@ new process at the same address.
 """
 
 import collections
+import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from tidegate_operator import gateway_counts
+from tidegate_operator.spec import Json
 
 WINDOW_S = 3600.0
 WINDOW = "1h"
 SLICE_S = 300.0
+MOST_CLASSES = 256
+"""Of a gateway; a pool has 64 at most."""
 
 
 class Counts(NamedTuple):
@@ -32,6 +36,14 @@ class Budget:
     """The share of the calls with a target that met it."""
     left: float
     """1: no target was missed. 0: as many as the objective allows. Negative: more."""
+
+
+def parse(state: Json) -> dict[str, Counts]:
+    """By class, the counts in the answer of GET /admin/state. Raises KeyError, TypeError, ValueError, AttributeError."""
+    return {
+        name: Counts(int(seen["met"]), int(seen["with_target"]))
+        for name, seen in itertools.islice(state["targets"].items(), MOST_CLASSES)
+    }
 
 
 class ErrorBudgets:

@@ -6,7 +6,6 @@ nor ends because a gateway restarts.
 """
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -29,7 +28,6 @@ MOST_BYTES = 2 * 1024 * 1024
 """Of an answer. The state of a gateway with 256 engines has about half of it."""
 MOST_PARTS = 65_536, 524_288
 """Objects and lists of an answer, and commas in it: what it costs to read it."""
-MOST_CLASSES = 256
 MAX_REASON = 256
 """Characters of a reason, and of what is expected."""
 DIVIDED_S = 300.0
@@ -227,10 +225,7 @@ def _json(body: bytes) -> Json:
 
 def _targets(state: Json) -> dict[str, error_budget.Counts] | None:
     try:
-        return {
-            name: error_budget.Counts(int(seen["met"]), int(seen["with_target"]))
-            for name, seen in itertools.islice(state["targets"].items(), MOST_CLASSES)
-        }
+        return error_budget.parse(state)
     except UNUSABLE:
         return None
 

@@ -42,16 +42,13 @@ class PoolLoad:
 
 
 def parse(state: Json) -> GatewayLoad:
-    """The load in the answer of GET /admin/state. Raises KeyError, TypeError, ValueError."""
+    """The load in the answer of GET /admin/state. Raises KeyError, TypeError, ValueError, AttributeError."""
     return GatewayLoad(
         offered=_sums(state["load"]["offered"]),
         waiting=_sums(state["load"]["waiting"]),
         out=int(state["calls"]["out"]),
         queued={str(engine["name"]): int(engine["waiting"] or 0) for engine in state["engines"]},
-        targets={
-            name: error_budget.Counts(int(seen["met"]), int(seen["with_target"]))
-            for name, seen in state["targets"].items()
-        },
+        targets=error_budget.parse(state),
     )
 
 

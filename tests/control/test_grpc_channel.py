@@ -12,17 +12,14 @@ import pytest
 import uvloop
 
 from tidegate_control import control_client, control_contract, control_server, frame_pace, grpc_channel
+from tidegate_gateway.edge.http2_frames import frame
 
 METHOD = "/service/Method"
 OK = [("grpc-status", "0")]
 HEAD = [(":status", "200"), ("content-type", "application/grpc")]
 
 
-def frame(kind: int, payload: bytes = b"", *, flags: int = 0, stream: int = 0) -> bytes:
-    return len(payload).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + payload
-
-
-SETTINGS, PING, UNKNOWN, EMPTY_DATA = frame(4), frame(6, bytes(8)), frame(0x20), frame(0, stream=1)
+SETTINGS, PING, UNKNOWN, EMPTY_DATA = frame(4, 0, 0), frame(6, 0, 0, bytes(8)), frame(0x20, 0, 0), frame(0, 0, 1)
 
 
 def message(content: bytes, *, compressed: int = 0, size: int | None = None) -> bytes:
@@ -196,11 +193,11 @@ async def test_an_answer_of_a_server_that_speaks_no_grpc_is_named_by_its_status(
             b"\xff\xff\xff" + bytes(6),
             "UNAVAILABLE: the server breaks the protocol: TooLong('a frame of 16777215 bytes')",
         ),
-        (frame(7, bytes(8)), "UNAVAILABLE: the server ends the connection"),
-        (frame(3, b"\0\0\0\2", stream=1), "UNAVAILABLE: reset by the server: "),
-        (frame(1, b"\x82", flags=4, stream=2), "UNAVAILABLE: the server breaks the protocol: "),
-        (frame(5, b"\0\0\0\2\x82", flags=4, stream=1), "UNAVAILABLE: the server breaks the protocol: "),
-        (frame(1, b"\x3f\xff\xff\xff\xff\xff", flags=4, stream=1), "UNAVAILABLE: the server breaks the protocol: "),
+        (frame(7, 0, 0, bytes(8)), "UNAVAILABLE: the server ends the connection"),
+        (frame(3, 0, 1, b"\0\0\0\2"), "UNAVAILABLE: reset by the server: "),
+        (frame(1, 4, 2, b"\x82"), "UNAVAILABLE: the server breaks the protocol: "),
+        (frame(5, 4, 1, b"\0\0\0\2\x82"), "UNAVAILABLE: the server breaks the protocol: "),
+        (frame(1, 4, 1, b"\x3f\xff\xff\xff\xff\xff"), "UNAVAILABLE: the server breaks the protocol: "),
     ],
 )
 async def test_bytes_that_are_no_answer_end_the_connection_and_the_next_call_makes_another(
@@ -251,11 +248,8 @@ async def test_a_server_that_admits_no_message_gets_no_call() -> None:
 async def test_frames_that_bring_nothing_are_read_at_a_bounded_pace(flood: bytes) -> None:
     """The server reads what its frames cause, so that it holds nothing back."""
     clock = asyncio.get_running_loop().time
-    frames = len(flood) // 9 if flood in (SETTINGS, UNKNOWN, EMPTY_DATA) else len(flood) // 13
-    sent = 0
 
     async def answer(http2: h2.connection.H2Connection, reader: asyncio.StreamReader, writer: object) -> None:
-        nonlocal sent
         assert isinstance(writer, asyncio.StreamWriter)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         http2.send_headers(1, HEAD)
@@ -264,7 +258,6 @@ async def test_frames_that_bring_nothing_are_read_at_a_bounded_pace(flood: bytes
         while not reader.at_eof():
             writer.write(flood * 100)
             await writer.drain()
-            sent += 100 * frames
         await drops
 
     async def drop(reader: asyncio.StreamReader) -> None:
@@ -296,7 +289,7 @@ async def test_a_server_that_does_not_read_loses_the_connection(monkeypatch: pyt
 
 
 def test_the_pace_counts_frames_however_their_bytes_arrive() -> None:
-    data = SETTINGS + PING + frame(0, bytes(1000), stream=1) + frame(1, bytes(640), stream=1) + UNKNOWN
+    data = SETTINGS + PING + frame(0, 0, 1, bytes(1000)) + frame(1, 0, 1, bytes(640)) + UNKNOWN
     for size in (1, 2, 9, 10, 17, len(data)):
         pace = frame_pace.FramePace(lambda: 0.0)
         for at in range(0, len(data), size):
@@ -306,9 +299,9 @@ def test_the_pace_counts_frames_however_their_bytes_arrive() -> None:
 
 def test_a_frame_longer_than_we_admit_is_refused_before_its_bytes_come() -> None:
     pace = frame_pace.FramePace(lambda: 0.0)
-    pace.read(frame(0, bytes(frame_pace.LONGEST_BYTES)))
+    pace.read(frame(0, 0, 0, bytes(frame_pace.LONGEST_BYTES)))
     with pytest.raises(frame_pace.TooLong, match="a frame of 16385 bytes"):
-        pace.read(frame(0, bytes(frame_pace.LONGEST_BYTES + 1))[: frame_pace.HEAD_BYTES])
+        pace.read(frame(0, 0, 0, bytes(frame_pace.LONGEST_BYTES + 1))[: frame_pace.HEAD_BYTES])
 
 
 def test_the_pace_lets_a_burst_pass_and_then_so_many_frames_a_second() -> None:

@@ -1,7 +1,6 @@
 """Frames of HTTP/2 at the client of the engines' control ports.
 
-The first byte of an input says in which pieces it arrives, and whether it has all bytes of a connection or one frame after
-the other: kind, flags, stream and length in one byte each, and so many bytes.
+Inputs are those of `http2_inputs`.
 
 Property: a call ends with a message or with `CallFailed`, and nothing that the peer sends leaves the connection.
 """
@@ -10,11 +9,10 @@ import asyncio
 import socket
 
 import hpack
-from fuzzing import memory_gateway
+from fuzzing import http2_inputs, memory_gateway
 
 from tidegate_control import grpc_channel
 
-_RAW = 0x80
 _SOCKET = socket.socket(socket.AF_UNIX)
 _REQUEST = [(":method", "POST"), (":scheme", "http"), (":path", "/service/Method"), (":authority", "engine")]
 _HEAD = hpack.Encoder().encode([(":status", "200"), ("content-type", "application/grpc")])
@@ -34,31 +32,14 @@ FRAMES = [
 ]  # fmt: skip
 
 
-def _short(frames: list[tuple[int, int, int, bytes]]) -> bytes:
-    return b"".join(bytes((kind, flags, stream, len(content))) + content for kind, flags, stream, content in frames)
-
-
-def _frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
-    return len(content).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + content
-
-
-SEEDS = [b"\0" + _short(frames) for frames in FRAMES]
-SEEDS += [b"\x03" + _short(frames) for frames in FRAMES[:3]]
-SEEDS += [bytes((_RAW | 5,)) + b"".join(_frame(*frame) for frame in frames) for frames in FRAMES]
+SEEDS = [b"\0" + http2_inputs.short(frames) for frames in FRAMES]
+SEEDS += [b"\x03" + http2_inputs.short(frames) for frames in FRAMES[:3]]
+SEEDS += [bytes((http2_inputs.RAW | 5,)) + http2_inputs.whole(frames) for frames in FRAMES]
 DICTIONARY = (
     ":status", "grpc-status", "grpc-message", "%", "\\x7f\\xff\\xff\\xff", "\\x3f\\xe1\\x1f", "\\x88", "\\x01\\x04\\x01",
     "\\x00\\x01\\x01", "\\x04\\x00\\x00\\x06\\x00\\x04\\x00\\x00\\x00\\x00", "\\x03\\x00\\x01\\x04\\x00\\x00\\x00\\x08",
     "\\x08\\x00\\x00\\x04\\x7f\\xff\\xff\\xff", "\\x05\\x04\\x01\\x00", "\\x07\\x00\\x00\\x08",
 )  # fmt: skip
-
-
-def _framed(data: bytes) -> bytes:
-    sent, at = bytearray(), 0
-    while at + 4 <= len(data):
-        kind, flags, stream, size = data[at : at + 4]
-        sent += _frame(kind, flags, stream, data[at + 4 : at + 4 + size])
-        at += 4 + size
-    return bytes(sent)
 
 
 def try_input(data: bytes) -> None:
@@ -67,13 +48,11 @@ def try_input(data: bytes) -> None:
 
 
 async def _converse(data: bytes) -> None:
-    mode, content = data[0], data[1:]
-    pieces = memory_gateway.pieces(bytes((mode & 0x7F,)) + (content if mode & _RAW else _framed(content)))
     connection = grpc_channel._Connection()
     transport = _Transport()
     connection.connection_made(transport)
     answer = connection.begin(_REQUEST, bytes(grpc_channel.PREFIX_BYTES), grpc_channel.WINDOW_BYTES // 2)
-    for piece in pieces:
+    for piece in http2_inputs.pieces(data):
         for at in range(0, len(piece), grpc_channel.READ_BYTES):
             part = piece[at : at + grpc_channel.READ_BYTES]
             if connection.ended is None:

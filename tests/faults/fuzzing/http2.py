@@ -1,20 +1,16 @@
 """Frames of HTTP/2 and compressed heads at the gRPC port.
 
-The first byte of an input says in which pieces it arrives, and whether it has all bytes of a connection or, after the
-preface, one frame after the other: kind, flags, stream and length in one byte each, and so many bytes.
+Inputs are those of `http2_inputs`, with the preface of a client.
 
 Property: the connection goes on or ends with GOAWAY; a call ends with no status that blames the gateway.
 """
 
-from collections.abc import Iterator
-
 import hpack
-from fuzzing import http2_ports, memory_gateway
+from fuzzing import http2_inputs, http2_ports, memory_gateway
 
 from tidegate_gateway.edge import http2_frames as h2
 from tidegate_proto.v1 import inference_pb2
 
-_RAW = 0x80
 _server = http2_ports.grpc_server()
 _HEAD = http2_ports.head("/tidegate.v1.Inference/Generate", ("grpc-timeout", "5S"), ("x-tidegate-tenant", "a"))
 _INDEXED = hpack.Encoder().encode(
@@ -39,13 +35,9 @@ FRAMES = [
 ]  # fmt: skip
 
 
-def _short(frames: list[tuple[int, int, int, bytes]]) -> bytes:
-    return b"".join(bytes((kind, flags, stream, len(content))) + content for kind, flags, stream, content in frames)
-
-
-SEEDS = [b"\0" + _short(frames) for frames in FRAMES]
-SEEDS += [b"\x03" + _short(frames) for frames in FRAMES[:3]]
-SEEDS += [bytes((_RAW | 5,)) + h2.PREFACE + b"".join(h2.frame(*frame) for frame in frames) for frames in FRAMES[:3]]
+SEEDS = [b"\0" + http2_inputs.short(frames) for frames in FRAMES]
+SEEDS += [b"\x03" + http2_inputs.short(frames) for frames in FRAMES[:3]]
+SEEDS += [bytes((http2_inputs.RAW | 5,)) + h2.PREFACE + http2_inputs.whole(frames) for frames in FRAMES[:3]]
 DICTIONARY = (
     "PRI * HTTP/2.0\\x0d\\x0a\\x0d\\x0aSM\\x0d\\x0a\\x0d\\x0a", ":path", ":method", "content-type", "grpc-timeout",
     "grpc-encoding", "gzip", "application/grpc", "x-tidegate-tenant", "\\x7f\\xff\\xff\\xff", "\\x20",
@@ -55,24 +47,12 @@ DICTIONARY = (
 )  # fmt: skip
 
 
-def _framed(data: bytes) -> bytes:
-    sent, at = bytearray(h2.PREFACE), 0
-    while at + 4 <= len(data):
-        kind, flags, stream, size = data[at : at + 4]
-        sent += h2.frame(kind, flags, stream, data[at + 4 : at + 4 + size])
-        at += 4 + size
-    return bytes(sent)
-
-
-def _sent(data: bytes) -> Iterator[bytes]:
-    mode, content = data[0], data[1:]
-    return memory_gateway.pieces(bytes((mode & 0x7F,)) + (content if mode & _RAW else _framed(content)))
-
-
 def try_input(data: bytes) -> None:
     if data:
         memory_gateway.run(_converse(data))
 
 
 async def _converse(data: bytes) -> None:
-    await http2_ports.converse(_server, _sent(data), lambda: not http2_ports.CALLS.running)
+    await http2_ports.converse(
+        _server, http2_inputs.pieces(data, preface=h2.PREFACE), lambda: not http2_ports.CALLS.running
+    )
