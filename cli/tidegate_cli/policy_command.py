@@ -175,12 +175,13 @@ def standing(engine: Mapping[str, Any], policy: str) -> str:
     if engine["control"] is None:
         return "has no control port; its own policy stays"
     if engine["fallback"]:
-        return f"keeps vLLM's own scheduler: {engine['fallback']}"
+        return f"keeps vLLM's own scheduler: {terminal_text.plain(engine['fallback'])}"
     if engine["policy"] is None:
         return "its control port does not answer"
+    stated = terminal_text.plain(engine["policy"])
     if engine["reason"] is not None:
-        return f"{engine['reason']}; its policy was {engine['policy']}"
-    return IN_FORCE if engine["policy"] == policy else f"still {engine['policy']}"
+        return f"{terminal_text.plain(engine['reason'])}; its policy was {stated}"
+    return IN_FORCE if engine["policy"] == policy else f"still {stated}"
 
 
 async def _ask(admin: str, body: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, str]]:

@@ -35,9 +35,18 @@ HEAD_BYTES = 16 * 1024
 """Of an answer's headers or trailers."""
 MOST_DETAILS = 1000
 """Characters of an error's details."""
+MOST_REQUEST_BYTES = 60 * 1024
+"""Of a call: the window that a server grants before it says more (RFC 9113, section 6.9.2)."""
+FRAME_BYTES = 16 * 1024
+"""Of one frame of a request, which every server takes (RFC 9113, section 4.2)."""
 KEEPALIVE_S = 30
 """Idle time after which TCP asks whether the server's machine is still there."""
+KEEPALIVE_PERIOD_S, KEEPALIVES = 10, 3
+"""How often TCP asks then, and the questions without an answer after which it ends the connection."""
+UNACKNOWLEDGED_MS = 60_000
+"""Longest time for which the server's machine may leave bytes unacknowledged."""
 GOODBYE = "the server ends the connection"
+CLOSED = "the caller has ended the connection"
 PREFIX_BYTES = 5
 """Before each message: whether it is compressed, and its length."""
 CODES: Mapping[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
@@ -58,7 +67,7 @@ class CallFailed(Exception):
     """A server did not answer a call, or answered with an error; the message is `CODE: details`."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        super().__init__(f"{code.name}: {details}")
+        super().__init__(f"{code.name}: {details[:MOST_DETAILS]}")
         self.is_unreachable = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         """Whether the server could not be reached, as opposed to having rejected the call."""
         self.is_unauthenticated = code is grpc.StatusCode.UNAUTHENTICATED
@@ -80,6 +89,7 @@ class Channel:
         self._most_message_bytes = most_message_bytes
         self._connection: _Connection | None = None
         self._connecting = asyncio.Lock()
+        self._is_closed = False
 
     async def call(self, method: str, request: bytes, *, timeout_s: float) -> bytes:
         """The one message of the answer; raises `CallFailed`. `method` is /SERVICE/METHOD."""
@@ -100,9 +110,10 @@ class Channel:
                 yield message
 
     async def close(self) -> None:
-        """Ends the connection, and all calls on it."""
+        """Ends the connection, and all calls on it, for good."""
+        self._is_closed = True
         if self._connection is not None:
-            self._connection.end("the caller has ended the connection")
+            self._connection.end(CLOSED)
 
     @contextlib.asynccontextmanager
     async def _answer(self, method: str, request: bytes, timeout_s: float | None) -> AsyncIterator["_Answer"]:
@@ -129,8 +140,12 @@ class Channel:
 
     async def _connected(self) -> "_Connection":
         async with self._connecting:
-            if self._connection is None or self._connection.ended is not None:
+            if not self._is_closed and (self._connection is None or self._connection.ended is not None):
                 self._connection = await self._connect()
+            if self._connection is None:
+                raise CallFailed(grpc.StatusCode.CANCELLED, CLOSED)
+            if self._is_closed:
+                self._connection.end(CLOSED)
             return self._connection
 
     async def _connect(self) -> "_Connection":
@@ -198,8 +213,7 @@ class _Answer:
             self._details = f"HTTP status {http.decode(errors='replace')}"
         if (code := fields.get(b"grpc-status")) is not None:
             self._status = CODES.get(int(code), grpc.StatusCode.UNKNOWN) if code.isdigit() else grpc.StatusCode.UNKNOWN
-            details = urllib.parse.unquote_to_bytes(fields.get(b"grpc-message", b"")).decode(errors="replace")
-            self._details = details[:MOST_DETAILS]
+            self._details = urllib.parse.unquote_to_bytes(fields.get(b"grpc-message", b"")).decode(errors="replace")
 
     def on_data(self, data: bytes) -> None:
         self._unread += data
@@ -248,12 +262,15 @@ class _Connection(asyncio.BufferedProtocol):
         """Sends a call; raises `CallFailed`."""
         if self.ended is not None:
             raise CallFailed(grpc.StatusCode.UNAVAILABLE, self.ended)
+        if len(body) > MOST_REQUEST_BYTES:
+            raise CallFailed(grpc.StatusCode.RESOURCE_EXHAUSTED, f"a request has {len(body)} bytes")
         stream_id = self._http2.get_next_available_stream_id()
         self._answers[stream_id] = answer = _Answer(self, stream_id, most_message_bytes)
         try:
             self._http2.send_headers(stream_id, head)
-            self._http2.send_data(stream_id, body, end_stream=True)
-        except h2.exceptions.H2Error as error:  # the server admits no call, or no message of this length
+            for at in range(0, len(body), FRAME_BYTES):
+                self._http2.send_data(stream_id, body[at : at + FRAME_BYTES], end_stream=at + FRAME_BYTES >= len(body))
+        except h2.exceptions.H2Error as error:  # the server admits no call, or fewer bytes
             self.leave(answer)
             raise CallFailed(grpc.StatusCode.UNAVAILABLE, f"the server takes no call: {error}") from None
         self._flush()
@@ -261,20 +278,28 @@ class _Connection(asyncio.BufferedProtocol):
 
     def leave(self, answer: _Answer) -> None:
         """Nothing more of the answer is wanted."""
-        self._owed.pop(answer.stream_id, None)
-        if self._answers.pop(answer.stream_id, None) is not None and self.ended is None:
+        if self._forget(answer.stream_id) is not None and self.ended is None:
             with contextlib.suppress(h2.exceptions.H2Error):  # the server has ended it
                 self._http2.reset_stream(answer.stream_id, h2.errors.ErrorCodes.CANCEL)
             self._flush()
 
     def taken(self, stream_id: int, size: int) -> None:
-        """So many bytes of an answer have been read: the server may send as many more, which it learns in steps."""
+        """So many bytes of an answer have been read: the server may send as many more, which it learns in steps. It may
+        have ended the answer before they were read; it needs no room then, and `h2` has forgotten the stream."""
+        if stream_id in self._answers:
+            self._grant(stream_id, size)
+
+    def _grant(self, stream_id: int, size: int) -> None:
+        """Room for bytes of a stream, or of the connection (0)."""
         self._owed[stream_id] += size
-        if self._owed[stream_id] < READ_BYTES or self.ended is not None:
-            return
-        with contextlib.suppress(h2.exceptions.H2Error):  # the server has ended the stream
+        if self._owed[stream_id] >= READ_BYTES and self.ended is None:
             self._http2.increment_flow_control_window(self._owed.pop(stream_id), stream_id or None)
-        self._flush()
+            self._flush()
+
+    def _forget(self, stream_id: int) -> _Answer | None:
+        """The answer, if it has not ended. It has now."""
+        self._owed.pop(stream_id, None)
+        return self._answers.pop(stream_id, None)
 
     def end(self, why: str) -> None:
         """Ends the connection and all its calls."""
@@ -297,6 +322,9 @@ class _Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.end(f"the connection broke: {exc}" if exc else "the server has ended the connection")
+
+    def eof_received(self) -> None:
+        self.end(GOODBYE)  # also where the server leaves frames of ours unread
 
     def get_buffer(self, sizehint: int) -> bytearray:
         return self._buffer
@@ -323,7 +351,7 @@ class _Connection(asyncio.BufferedProtocol):
     def _on_event(self, event: h2.events.Event) -> None:
         match event:
             case h2.events.DataReceived():
-                self.taken(0, event.flow_controlled_length)
+                self._grant(0, event.flow_controlled_length)
                 if answer := self._answers.get(event.stream_id):
                     self.taken(event.stream_id, event.flow_controlled_length - len(event.data))  # padding
                     answer.on_data(event.data)
@@ -331,10 +359,10 @@ class _Connection(asyncio.BufferedProtocol):
                 if answer := self._answers.get(event.stream_id):
                     answer.on_head(dict(event.headers))
             case h2.events.StreamEnded():
-                if answer := self._answers.pop(event.stream_id, None):
+                if answer := self._forget(event.stream_id):
                     answer.on_end()
             case h2.events.StreamReset():
-                if answer := self._answers.pop(event.stream_id, None):
+                if answer := self._forget(event.stream_id):
                     answer.fail(CallFailed(grpc.StatusCode.UNAVAILABLE, f"reset by the server: {event.error_code!r}"))
             case h2.events.ConnectionTerminated():
                 self.end(GOODBYE)
@@ -353,3 +381,6 @@ def _watch_for_silence(connected: socket.socket) -> None:
     if connected.family != socket.AF_UNIX:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_PERIOD_S)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVES)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)

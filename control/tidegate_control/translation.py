@@ -10,6 +10,9 @@ from tidegate_policy import label_table, qos
 from tidegate_policy.engine.engine_status import Controls, State, WatchReport
 from tidegate_proto.v1 import control_pb2
 
+MOST_REASON = 1000
+"""Characters of a reason that an engine states; more are cut."""
+
 
 def to_report(report: WatchReport) -> control_pb2.QosReport:
     """The message of one window."""
@@ -135,7 +138,7 @@ def from_state(message: control_pb2.EngineState) -> State | None:
     return State(
         policy=message.policy,
         policy_parameters=dict(message.policy_parameters),
-        policy_reason=message.policy_reason,
+        policy_reason=message.policy_reason[:MOST_REASON],
         policy_age_s=message.policy_age_s,
         bypass=message.bypass,
         controls=from_controls(message.controls),
@@ -145,6 +148,6 @@ def from_state(message: control_pb2.EngineState) -> State | None:
         kv_usage=message.kv_usage,
         waiting_ids=tuple(message.waiting_ids),
         preemptions=message.preemptions,
-        fallback_reason=message.fallback_reason,
+        fallback_reason=message.fallback_reason[:MOST_REASON],
         simulated_profile=message.simulated_profile,
     )

@@ -4,7 +4,8 @@ Pure. Gateways count from the first division of their calls. The first counts of
 and counts that went back belong to a new process at the same address.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
+from dataclasses import replace
 
 from tidegate_operator import gateway_counts
 from tidegate_operator.spec import Json
@@ -32,16 +33,28 @@ class CanaryFigures:
         """A step begins."""
         self._sums = {}
 
-    def add(self, seen: Mapping[str, EngineServices], *, gateways: Collection[str]) -> None:
-        """Takes in what gateways report, by address. `gateways` are all that are ready; the others are forgotten."""
-        for before, engines in self._last.add(seen, gateways=gateways):
-            for name, counts in engines.items():
-                new = _since(before.get(name, Service()), counts)
+    def add(
+        self,
+        seen: Mapping[str, EngineServices],
+        *,
+        gateways: Collection[str],
+        engines: Set[str],
+        classes: Collection[str],
+    ) -> None:
+        """Takes in what gateways report, by address. `gateways` are all that are ready; the others are forgotten. Names
+        that are none of `engines` and of `classes` are passed over: a gateway may invent any number."""
+        for before, services in self._last.add(seen, gateways=gateways):
+            for name in services.keys() & engines:
+                new = _of_classes(_since(before.get(name, Service()), services[name]), classes)
                 self._sums[name] = self._sums.get(name, Service()) + new
 
     def of(self, engines: Iterable[str]) -> Service:
         """What these engines have done since the step began."""
         return sum((self._sums.get(name, Service()) for name in engines), Service())
+
+
+def _of_classes(service: Service, classes: Collection[str]) -> Service:
+    return replace(service, targets={name: service.targets[name] for name in classes if name in service.targets})
 
 
 def _since(before: Service, now: Service) -> Service:

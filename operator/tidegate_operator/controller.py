@@ -50,10 +50,10 @@ RECONCILED_OF_ONE = 4
 namespaces do not wait for that."""
 STEERED_AT_ONCE = 128
 """Pools that are steered at the same time."""
-SILENT_AT_ONCE = 32
+SILENT_AT_ONCE = 64
 """Pools that are steered at the same time among those whose parts do not answer in time. Each of them takes seconds, so
-they have a queue of their own, in which they delay each other and no pool that answers. In each queue the pools of one
-namespace have half of these places at most."""
+they have a queue of their own, in which they delay each other and no pool that answers. The pools of one namespace have
+half of these places at most, and half of the `STEERED_AT_ONCE`."""
 CHILD_DELAY_S = 0.1
 """Time after an event of a child in which further events of the pool cause no further check."""
 POD_DELAY_S = 0.5

@@ -19,6 +19,8 @@ WINDOW = "1h"
 SLICE_S = 300.0
 MOST_CLASSES = 256
 """Of a gateway; a pool has 64 at most."""
+MOST_CALLS = 2**53
+"""That a gateway can have counted."""
 
 
 class Counts(NamedTuple):
@@ -39,11 +41,16 @@ class Budget:
 
 
 def parse(state: Json) -> dict[str, Counts]:
-    """By class, the counts in the answer of GET /admin/state. Raises KeyError, TypeError, ValueError, AttributeError."""
-    return {
-        name: Counts(int(seen["met"]), int(seen["with_target"]))
-        for name, seen in itertools.islice(state["targets"].items(), MOST_CLASSES)
-    }
+    """By class, the counts in the answer of GET /admin/state. Raises KeyError, TypeError, ValueError, AttributeError;
+    ValueError also for counts that no gateway can have."""
+    found = itertools.islice(state["targets"].items(), MOST_CLASSES)
+    return {name: _counts(int(seen["met"]), int(seen["with_target"])) for name, seen in found}
+
+
+def _counts(met: int, with_target: int) -> Counts:
+    if not 0 <= met <= with_target <= MOST_CALLS:
+        raise ValueError(f"{met} of {with_target} calls met their target")
+    return Counts(met, with_target)
 
 
 class ErrorBudgets:
@@ -55,16 +62,23 @@ class ErrorBudgets:
         self._slices: collections.deque[tuple[float, dict[str, Counts]]] = collections.deque()
         """The counts of slices of time by the instants at which they began, oldest first."""
 
-    def add(self, now: float, seen: Mapping[str, Mapping[str, Counts]], *, gateways: Collection[str]) -> None:
+    def add(
+        self,
+        now: float,
+        seen: Mapping[str, Mapping[str, Counts]],
+        *,
+        gateways: Collection[str],
+        classes: Collection[str],
+    ) -> None:
         """Takes in what gateways have counted since their start, by gateway and class. `gateways` are all that are ready;
-        the others are forgotten."""
+        the others are forgotten. Names that are none of `classes` are passed over: a gateway may invent any number."""
         if not self._slices or now >= self._slices[-1][0] + SLICE_S:
             self._slices.append((now, {}))
         while self._slices[0][0] <= now - WINDOW_S:
             self._slices.popleft()
         totals = self._slices[-1][1]
-        for before, classes in self._last.add(seen, gateways=gateways):
-            add_since(totals, before, classes)
+        for before, counts in self._last.add(seen, gateways=gateways):
+            add_since(totals, before, {name: counts[name] for name in classes if name in counts})
 
     def of_class(self, name: str, objective: float) -> Budget | None:
         """The budget of a class whose objective is given in percent; None without a call that had a target."""

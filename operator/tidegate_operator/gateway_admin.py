@@ -51,7 +51,7 @@ class _Seen:
 
 
 class GatewayAdmin:
-    """Calls the admin API of one pool's gateways. `gateways` and `addresses` are host:port of their admin ports."""
+    """Calls the admin API of one pool's gateways. They are named by host:port of their admin ports."""
 
     def __init__(
         self,

@@ -88,7 +88,12 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
         for pod in sides.serving if is_known else sides.new:  # a new operator does not know which of them have served
             current.ends.setdefault(pod["metadata"]["uid"], _ends(pod))
         gateways = pool_steering.gateway_addresses(pods)
-        current.figures.add(await current.access.admin.services(gateways), gateways=gateways)
+        current.figures.add(
+            await current.access.admin.services(gateways),
+            gateways=gateways,
+            engines={name for pod in pods if (name := _engine(pod))},
+            classes={item["name"] for item in pool.classes},
+        )
         before = current.state
         current.state = canary.step(
             now,

@@ -5,8 +5,8 @@ the effect of adding it once. A key whose work fails is due again after a growin
 due again after the delay that the work returns, or when it is added.
 
 The keys of a group, for example the pools of a namespace, share a part of the workers, and the groups take turns. So slow
-work on many keys of one group delays no other group by more than one turn. A key is in one heap at most: of the keys that
-are due later, or of the due keys of its group. An active key is in neither until its work ends.
+work on many keys of one group delays no other group by more than one turn. A key has one entry that counts: among those
+that are due later, or among the due keys of its group. An active key has none until its work ends.
 """
 
 import asyncio
@@ -28,6 +28,11 @@ LAST_RETRY_S = 60.0
 
 def _one_group(key: Hashable) -> Hashable:
     return None
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +107,14 @@ class Workqueue(Generic[K]):
             failed = False
         except self._expected as error:
             pause_s = getattr(error, "retry_after_s", 0.0)
-            self._not_before[key] = asyncio.get_running_loop().time() + pause_s
+            self._put_off(key, asyncio.get_running_loop().time() + pause_s)
             delay_s = max(self._retry_s(key), pause_s)
-            log.warning("%s: %s; next attempt in %.1f s", key, error, delay_s)
-        except Exception:
+            log.warning("%s: %s; next attempt in %.1f s at the latest", key, error, delay_s)
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():
+                raise
             delay_s = self._retry_s(key)
-            log.exception("%s: a defect; next attempt in %.1f s", key, delay_s)
+            log.exception("%s: a defect; next attempt in %.1f s at the latest", key, delay_s)
         finally:
             self._give_back(key)
             self.attempted(asyncio.get_running_loop().time() - began_at_s, failed)
@@ -149,6 +156,12 @@ class Workqueue(Generic[K]):
         if key in self._due:
             self._await(key)
         self._changed.set()
+
+    def _put_off(self, key: K, until_s: float) -> None:
+        """The active key must not be due before this instant, also where it was added during the work that failed."""
+        self._not_before[key] = until_s
+        if key in self._due and self._due[key][0] < until_s:
+            self._due[key] = (until_s, next(self._count))
 
     def _await(self, key: K) -> None:
         heapq.heappush(self._later, (*self._due[key], key))

@@ -189,6 +189,9 @@ def test_an_address_without_a_gateway_gives_one_sentence(admin: str, capsys: pyt
             id="stopped",
         ),
         pytest.param({"policy": "fcfs", "fallback": "no hook"}, "keeps vLLM's own scheduler: no hook", id="fallback"),
+        pytest.param({"policy": "\x1b[31m"}, "still ?[31m", id="escapes as a policy"),
+        pytest.param({"policy": "x\n", "reason": "\r"}, "?; its policy was x?", id="escapes as a reason"),
+        pytest.param({"fallback": "\x1b[2J"}, "keeps vLLM's own scheduler: ?[2J", id="escapes as a fallback"),
         pytest.param({"control": None}, "has no control port; its own policy stays", id="no control"),
     ],
 )

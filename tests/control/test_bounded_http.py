@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Iterable
 
 import pytest
@@ -64,6 +65,8 @@ async def asked(server: Server, *, timeout_s: float = 20.0) -> bounded_http.Answ
         (CHUNKED + b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n", False),
         (b"HTTP/1.0 200 OK\r\n\r\nab", True),
         (b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + HEAD + b"content-length: 2\r\n\r\nab", False),
+        (b"HTTP/1.1 103 Early Hints\r\ncontent-length: 0\r\n\r\nHTTP/1.1 200 OK\r\n\r\nab", True),
+        (HEAD + b"transfer-encoding: identity\r\n\r\nab", True),
         (HEAD + b"content-length: 2\r\n\r\nabHTTP/1.1 500 X\r\ncontent-length: 1\r\n\r\nc", False),
     ],
 )
@@ -131,6 +134,18 @@ async def test_a_server_that_does_not_answer_or_is_not_there_is_an_os_error() ->
         await asked(Server([], ends=True))
     with pytest.raises(ConnectionError):
         await bounded_http.Client().request("GET", "http://127.0.0.1:1/", headers={}, most_bytes=1, timeout_s=20.0)
+
+
+async def test_the_settings_of_encryption_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    create = ssl.create_default_context
+    monkeypatch.setattr(ssl, "create_default_context", lambda: made.append(create()) or made[-1])
+    client = bounded_http.Client()
+    async with serving(Server([HEAD])) as server:
+        for url in (server.url, *[server.url.replace("http:", "https:")] * 2):
+            with pytest.raises((OSError, bounded_http.BadAnswer)):
+                await client.request("GET", url, headers={}, most_bytes=1, timeout_s=0.5)
+    assert len(made) == 1
 
 
 async def test_a_control_character_in_the_address_or_in_a_header_is_refused() -> None:

@@ -85,10 +85,13 @@ async def test_an_answer_has_one_message_and_calls_share_the_connection() -> Non
     await server.start()
     channel = grpc_channel.Channel(f"127.0.0.1:{port}", metadata={"x-name": "value"}, most_message_bytes=64 * 1024)
     try:
-        sent = [bytes(size) for size in (0, 1, 16_000)]
+        sent = [bytes(size) for size in (0, 1, 16_000, 17_000, grpc_channel.MOST_REQUEST_BYTES - 5)]
         received = await asyncio.gather(*(channel.call(METHOD, request, timeout_s=20.0) for request in sent))
         assert received == sent
         assert len(peers) == 1
+        with pytest.raises(grpc_channel.CallFailed, match="RESOURCE_EXHAUSTED: a request has") as failed:
+            await channel.call(METHOD, bytes(grpc_channel.MOST_REQUEST_BYTES), timeout_s=20.0)
+        assert not failed.value.is_unreachable
     finally:
         await channel.close()
         await server.stop(0)
@@ -149,6 +152,62 @@ async def test_the_longest_message_passes_the_window() -> None:
         assert await channel.call(METHOD, b"", timeout_s=20.0) == content
 
 
+async def test_messages_that_were_not_read_before_the_answer_ended_are_read_beside_another_call() -> None:
+    sent = [bytes((number,)) * 2_000 for number in range(20)]
+
+    async def answer(http2: h2.connection.H2Connection, reader: object, writer: object) -> None:
+        stream_id = http2.highest_inbound_stream_id
+        http2.send_headers(stream_id, HEAD)
+        for content in sent if stream_id == 1 else sent[:1]:
+            http2.send_data(stream_id, message(content))
+        http2.send_headers(stream_id, OK, end_stream=True)
+
+    async with calling(answer) as channel:
+        received = []
+        async for content in channel.stream(METHOD, b""):
+            received.append(content)
+            if len(received) in (2, 3):
+                assert await channel.call(METHOD, b"", timeout_s=20.0) == sent[0]
+        assert received == sent
+
+
+async def test_a_call_that_connects_while_its_channel_is_closed_fails_and_leaves_no_connection() -> None:
+    async def answer(http2: object, reader: object, writer: object) -> None: ...
+
+    async with calling(answer) as channel:
+        call = asyncio.create_task(channel.call(METHOD, b"", timeout_s=20.0))
+        await asyncio.sleep(0)
+        await channel.close()
+        with pytest.raises(grpc_channel.CallFailed, match="the caller has ended the connection"):
+            await call
+        assert channel._connection is None or channel._connection.ended
+        with pytest.raises(grpc_channel.CallFailed, match="the caller has ended the connection"):
+            await channel.call(METHOD, b"", timeout_s=20.0)
+
+
+async def test_a_server_that_ends_its_side_and_reads_nothing_fails_the_call_at_once() -> None:
+    async def answer(http2: object, reader: object, writer: asyncio.StreamWriter) -> None:
+        writer.write_eof()
+        await asyncio.sleep(60.0)
+
+    async with calling(answer) as channel:
+        with pytest.raises(grpc_channel.CallFailed, match="the server ends the connection"):
+            await channel.call(METHOD, bytes(30_000), timeout_s=20.0)
+
+
+async def test_tcp_notices_within_minutes_that_the_machine_of_a_server_is_gone() -> None:
+    async def answer(http2: object, reader: object, writer: object) -> None: ...
+
+    async with calling(answer) as channel:
+        with pytest.raises(grpc_channel.CallFailed):
+            await channel.call(METHOD, b"", timeout_s=0.1)
+        assert channel._connection is not None
+        assert channel._connection._transport is not None
+        connected = channel._connection._transport.get_extra_info("socket")
+        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+        assert [connected.getsockopt(socket.IPPROTO_TCP, each) for each in options] == [30, 10, 3, 60_000]
+
+
 @pytest.mark.parametrize(
     ("body", "trailers", "says"),
     [
@@ -176,7 +235,12 @@ async def test_an_answer_that_is_not_as_it_should_be_fails_with_a_sentence(
 
 
 @pytest.mark.parametrize(
-    ("status", "says"), [("503", "UNAVAILABLE: HTTP status 503"), ("418", "UNKNOWN: HTTP status 418")]
+    ("status", "says"),
+    [
+        ("503", "UNAVAILABLE: HTTP status 503"),
+        ("418", "UNKNOWN: HTTP status 418"),
+        ("4" * 8000, "UNKNOWN: HTTP status " + "4" * 988),
+    ],
 )
 async def test_an_answer_of_a_server_that_speaks_no_grpc_is_named_by_its_status(status: str, says: str) -> None:
     async def answer(http2: h2.connection.H2Connection, reader: object, writer: object) -> None:

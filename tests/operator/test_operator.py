@@ -230,3 +230,15 @@ def test_a_dead_operator_is_replaced_when_its_lease_has_expired(kubectl, install
     installed.kill("one")
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     assert "holds the Lease" in installed.said("two")
+
+
+def test_a_status_with_a_field_that_no_apply_can_read_is_put_right(kubectl, operator, eventually):
+    """The API server takes a list in place of an instant from a merge patch; no server-side apply passes it."""
+    kubectl("apply", "-f", "-", body=operator_doubles.pool())
+    kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
+    lie = {"type": "Available", "status": "False", "reason": "Lie", "message": "LIE"}
+    lie["lastTransitionTime"] = "2026-01-01T00:00:00Z"
+    patch = json.dumps({"status": {"activePolicy": {"since": []}, "conditions": [lie]}})
+    kubectl("patch", "spool/chat", "--subresource=status", "--type=merge", "-p", patch)
+    kubectl("wait", "spool/chat", "--for=condition=Available", "--timeout=60s")
+    eventually(lambda: "LIE" not in kubectl("get", "spool/chat", "-o", "json"))

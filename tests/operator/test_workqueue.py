@@ -168,6 +168,45 @@ def test_a_pause_that_the_api_server_asks_for_is_kept_whatever_is_added(in_virtu
     assert [at for at, key in calls if key == "other"] == [1, 10, 29]
 
 
+def test_such_a_pause_is_kept_for_a_key_that_is_added_during_the_work_too(in_virtual_time):
+    class Busy(Expected):
+        retry_after_s = 30.0
+
+    calls = []
+
+    async def story():
+        listed = workqueue.Workqueue(expected=Expected)
+
+        async def work(key):
+            calls.append(asyncio.get_running_loop().time())
+            listed.add(key)
+            await asyncio.sleep(1)
+            raise Busy
+
+        listed.add("busy")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(70):
+                await listed.run(work)
+
+    in_virtual_time(story())
+    assert calls == [0, 31, 62]
+
+
+def test_work_that_something_else_cancels_is_repeated(in_virtual_time, caplog):
+    calls = []
+
+    async def work(key):
+        calls.append(asyncio.get_running_loop().time())
+        if len(calls) == 1:
+            cancelled = asyncio.get_running_loop().create_future()
+            cancelled.cancel()
+            await cancelled
+
+    in_virtual_time(served(work, ends_at_s=10, add=lambda listed: listed.add("a")))
+    assert calls == [0, workqueue.FIRST_RETRY_S]
+    assert "CancelledError" in caplog.text
+
+
 def test_success_resets_the_delay(in_virtual_time):
     calls = []
 

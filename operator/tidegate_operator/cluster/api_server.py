@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 FIELD_MANAGER = "tidegate-operator"
 APPLY = "application/apply-patch+yaml"
 """Content type of server-side apply."""
+MERGE = "application/merge-patch+json"
 TIMEOUT_S = 20.0
 PAUSE = re.compile(r"[0-9]{1,9}")
 """Seconds in the header Retry-After; the other form, a date, is not used by API servers."""
@@ -44,6 +45,10 @@ LOG_BYTES = 512
 UNTYPED = ("failed to create typed patch object", "failed to convert new object")
 """How the message of status 500 begins when the applied object has a field that is unknown, duplicated or of a wrong
 type."""
+UNREADABLE = "failed to create typed live object"
+"""How the message begins where the object in the cluster has such a field. The API server takes a list for an instant from
+those who may write the status, and then no server-side apply."""
+STATUS_FIELD = re.compile(r"\.status\.(\w+)")
 UNDECLARED = re.compile(r"\.status\.(\w+(?:\.\w+)*)[^:]*: field not declared in schema")
 """In the message about a status that an older ServingPool resource does not know."""
 POOLS = Kind(
@@ -178,7 +183,7 @@ class ApiServer:
     async def apply_status(self, namespace: str, name: str, body: Json, *, writer: str) -> Json:
         path = f"{POOLS.path(namespace, name)}/status"
         try:
-            return await self._apply(path, {**_pool(name), "status": body}, writer)
+            return await self._apply_status(path, {**_pool(name), "status": body}, writer)
         except RejectedError as error:
             unknown = set(UNDECLARED.findall(str(error)))
             if not unknown:
@@ -190,7 +195,23 @@ class ApiServer:
                     ", ".join(sorted(unknown)),
                 )
             known = functools.reduce(_without, (field.split(".") for field in unknown), body)
-            return await self._apply(path, {**_pool(name), "status": known}, writer)
+            return await self._apply_status(path, {**_pool(name), "status": known}, writer)
+
+    async def _apply_status(self, path: str, manifest: Json, writer: str) -> Json:
+        """Fields in the cluster that no apply can read are removed first."""
+        try:
+            return await self._apply(path, manifest, writer)
+        except ClusterError as error:
+            if not str(error).startswith(UNREADABLE):
+                raise
+            unreadable = sorted(set(STATUS_FIELD.findall(str(error))))
+            log.warning("%s: a status with fields of a wrong type is replaced: %s", path, error)
+        removed: Json = {"status": dict.fromkeys(unreadable) or None}
+        try:
+            await self.ask("PATCH", path, removed, content_type=MERGE)
+        except exceptions.ApiException as error:
+            raise _translate(error) from error
+        return await self._apply(path, manifest, writer)
 
     async def record(self, event: pool_status.Event) -> None:
         body = event.manifest(controller=child_metadata.MANAGED_BY, instance=self._instance)
