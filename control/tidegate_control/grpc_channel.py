@@ -293,7 +293,8 @@ class _Connection(asyncio.BufferedProtocol):
         """Room for bytes of a stream, or of the connection (0)."""
         self._owed[stream_id] += size
         if self._owed[stream_id] >= READ_BYTES and self.ended is None:
-            self._http2.increment_flow_control_window(self._owed.pop(stream_id), stream_id or None)
+            with contextlib.suppress(h2.exceptions.H2Error):  # the bytes that were read further on end the connection
+                self._http2.increment_flow_control_window(self._owed.pop(stream_id), stream_id or None)
             self._flush()
 
     def _forget(self, stream_id: int) -> _Answer | None:

@@ -171,6 +171,19 @@ async def test_messages_that_were_not_read_before_the_answer_ended_are_read_besi
         assert received == sent
 
 
+async def test_an_answer_is_whole_before_the_server_announces_the_end_of_the_connection() -> None:
+    content = bytes(grpc_channel.READ_BYTES + 100)
+
+    async def answer(http2: h2.connection.H2Connection, reader: object, writer: object) -> None:
+        http2.send_headers(1, HEAD)
+        http2.send_data(1, message(content))
+        http2.send_headers(1, OK, end_stream=True)
+        http2.close_connection()
+
+    async with calling(answer) as channel:
+        assert await channel.call(METHOD, b"", timeout_s=20.0) == content
+
+
 async def test_a_call_that_connects_while_its_channel_is_closed_fails_and_leaves_no_connection() -> None:
     async def answer(http2: object, reader: object, writer: object) -> None: ...
 
