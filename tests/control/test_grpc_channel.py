@@ -83,17 +83,21 @@ async def test_an_answer_has_one_message_and_calls_share_the_connection() -> Non
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("service", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    channel = grpc_channel.Channel(f"127.0.0.1:{port}", metadata={"x-name": "value"}, most_message_bytes=64 * 1024)
+    address, metadata = f"127.0.0.1:{port}", {"x-name": "value"}
+    channel = grpc_channel.Channel(address, metadata=metadata, most_message_bytes=64 * 1024)
+    fresh = grpc_channel.Channel(address, metadata=metadata, most_message_bytes=64 * 1024)
     try:
-        sent = [bytes(size) for size in (0, 1, 16_000, 17_000, grpc_channel.MOST_REQUEST_BYTES - 5)]
+        sent = [bytes(size) for size in (0, 1, 16_000)]
         received = await asyncio.gather(*(channel.call(METHOD, request, timeout_s=20.0) for request in sent))
         assert received == sent
         assert len(peers) == 1
+        longest = bytes(grpc_channel.MOST_REQUEST_BYTES - grpc_channel.PREFIX_BYTES)
+        assert await fresh.call(METHOD, longest, timeout_s=20.0) == longest
         with pytest.raises(grpc_channel.CallFailed, match="RESOURCE_EXHAUSTED: a request has") as failed:
-            await channel.call(METHOD, bytes(grpc_channel.MOST_REQUEST_BYTES), timeout_s=20.0)
+            await fresh.call(METHOD, longest + b"x", timeout_s=20.0)
         assert not failed.value.is_unreachable
     finally:
-        await channel.close()
+        await asyncio.gather(channel.close(), fresh.close())
         await server.stop(0)
 
 
