@@ -37,8 +37,6 @@ MOST_DETAILS = 1000
 """Characters of an error's details."""
 MOST_REQUEST_BYTES = 60 * 1024
 """Of a call: the window that a server grants before it says more (RFC 9113, section 6.9.2)."""
-FRAME_BYTES = 16 * 1024
-"""Of one frame of a request, which every server takes (RFC 9113, section 4.2)."""
 KEEPALIVE_S = 30
 """Idle time after which TCP asks whether the server's machine is still there."""
 KEEPALIVE_PERIOD_S, KEEPALIVES = 10, 3
@@ -268,8 +266,9 @@ class _Connection(asyncio.BufferedProtocol):
         self._answers[stream_id] = answer = _Answer(self, stream_id, most_message_bytes)
         try:
             self._http2.send_headers(stream_id, head)
-            for at in range(0, len(body), FRAME_BYTES):
-                self._http2.send_data(stream_id, body[at : at + FRAME_BYTES], end_stream=at + FRAME_BYTES >= len(body))
+            for at in range(0, len(body), frame_pace.LONGEST_BYTES):
+                end = at + frame_pace.LONGEST_BYTES
+                self._http2.send_data(stream_id, body[at:end], end_stream=end >= len(body))
         except h2.exceptions.H2Error as error:  # the server admits no call, or fewer bytes
             self.leave(answer)
             raise CallFailed(grpc.StatusCode.UNAVAILABLE, f"the server takes no call: {error}") from None

@@ -91,8 +91,8 @@ class PoolCanary(pool_driver.PoolDriver[Admin, _Canary]):
         current.figures.add(
             await current.access.admin.services(gateways),
             gateways=gateways,
-            engines={name for pod in pods if (name := _engine(pod))},
-            classes={item["name"] for item in pool.classes},
+            engines=set(filter(None, map(_engine, pods))),
+            classes=pool.class_names,
         )
         before = current.state
         current.state = canary.step(

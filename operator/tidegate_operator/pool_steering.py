@@ -165,8 +165,7 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
             self._metrics.judged(key, outcome.state.active, outcome.judged)
         store = None
         if outcome.window is not None:
-            classes = {item["name"] for item in pool.classes}
-            steered.budgets.add(now.timestamp(), admin.targets(), gateways=gateways, classes=classes)
+            steered.budgets.add(now.timestamp(), admin.targets(), gateways=gateways, classes=pool.class_names)
             store = store_status.condition(admin.stores)
         status = body.get("status", {})
         trouble = (

@@ -202,6 +202,11 @@ class Pool:
         """Whether the pool's own autoscaler scales some node pool."""
         return any(each.autoscaled for each in self.node_pools)
 
+    @property
+    def class_names(self) -> frozenset[str]:
+        """The names of `classes`."""
+        return frozenset(item["name"] for item in self.classes)
+
 
 NO_PROFILES = own_profile.OwnProfiles()
 

@@ -9,6 +9,10 @@ class Expected(Exception):
     pass
 
 
+class Busy(Expected):
+    retry_after_s = 30.0
+
+
 async def served(work, *, ends_at_s, add, at_once=4):
     """Runs `work(key)` on a workqueue that `add` fills, until that instant of the loop's clock."""
     listed = workqueue.Workqueue(expected=Expected)
@@ -142,9 +146,6 @@ def test_a_defect_in_the_work_on_one_key_does_not_stop_the_others(in_virtual_tim
 
 
 def test_a_pause_that_the_api_server_asks_for_is_kept_whatever_is_added(in_virtual_time):
-    class Busy(Expected):
-        retry_after_s = 30.0
-
     calls = []
 
     async def work(key):
@@ -169,9 +170,6 @@ def test_a_pause_that_the_api_server_asks_for_is_kept_whatever_is_added(in_virtu
 
 
 def test_such_a_pause_is_kept_for_a_key_that_is_added_during_the_work_too(in_virtual_time):
-    class Busy(Expected):
-        retry_after_s = 30.0
-
     calls = []
 
     async def story():
