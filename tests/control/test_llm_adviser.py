@@ -20,7 +20,7 @@ async def asked(handler: Handler, timeout_s: float = 5.0) -> AsyncIterator[llm_c
     """The answer of a server with this handler."""
     application = web.Application()
     application.router.add_post("/v1/chat/completions", handler)
-    runner = web.AppRunner(application)
+    runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0]

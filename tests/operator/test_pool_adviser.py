@@ -78,7 +78,7 @@ async def test_a_model_has_the_time_before_the_decision_at_most(interval, window
 
     application = web.Application()
     application.router.add_post("/v1/chat/completions", late)
-    runner = web.AppRunner(application, shutdown_timeout=0)
+    runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0]
