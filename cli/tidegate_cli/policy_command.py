@@ -14,10 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import aiohttp
+from aiohttp import http_exceptions
 
 from tidegate_cli import base_url, terminal_text
 from tidegate_cli.command_errors import Failed, Usage
 from tidegate_control import pool_token
+from tidegate_gateway import settings_decoder
 from tidegate_policy import duration, policies
 
 ADMIN = "http://127.0.0.1:8001"
@@ -66,7 +68,8 @@ def run(options: argparse.Namespace) -> int:
     body: dict[str, Any] | None = None
     if options.verb == "set":
         if options.name not in {*policies.POLICIES, "auto"}:
-            raise Usage(f"unknown policy {options.name!r}; known are auto, {', '.join(sorted(policies.POLICIES))}")
+            near = settings_decoder.suggestion(options.name, {*policies.POLICIES, "auto"})
+            raise Usage(f"unknown policy {options.name!r}; {near}")
         body = {"policy": None if options.name == "auto" else options.name}
         if options.duration is not None and options.name == "auto":
             raise Usage("--for is the duration of an override; auto ends one")
@@ -206,9 +209,18 @@ async def _ask(admin: str, body: dict[str, Any] | None) -> tuple[dict[str, Any],
                 await asyncio.sleep(POLL_S)
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
         raise Failed(
-            f"no gateway's admin API answers at {admin} ({str(error) or 'no answer in time'}); "
+            f"no gateway's admin API answers at {admin} ({_reason(error)}); "
             "give the admin address with --admin. `tidegate up` prints the admin port, which differs from the port of /v1"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """What an error says; aiohttp's own text about an answer that is no HTTP has the bytes of the answer."""
+    if isinstance(error, aiohttp.ClientResponseError) and isinstance(
+        error.__cause__, http_exceptions.HttpProcessingError
+    ):
+        return "what answers there is no HTTP/1.1 server"
+    return str(error) or "no answer in time"
 
 
 def _session() -> aiohttp.ClientSession:

@@ -171,6 +171,24 @@ async def test_the_error_for_the_client_port_mentions_the_admin_port(
         assert "give the admin address with --admin" in error
 
 
+async def test_the_error_for_a_port_of_grpc_has_none_of_its_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    async def settings_frame(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\0\0\0\4\0\0\0\0\0")
+        writer.close()
+
+    async with await asyncio.start_server(settings_frame, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        assert await tidegate("get", "--admin", f"{host}:{port}") == 1
+    error = capsys.readouterr().err
+    assert "(what answers there is no HTTP/1.1 server)" in error
+    assert "\\x" not in error
+
+
+def test_an_unknown_policy_has_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["policy", "set", "edff"]) == 2
+    assert "unknown policy 'edff'; did you mean edf? known are augmented, auto, " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("admin", ["http://127.0.0.1:1", "http://", "http://[::1", "x:y"])
 def test_an_address_without_a_gateway_gives_one_sentence(admin: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["policy", "get", "--admin", admin]) == 1

@@ -359,8 +359,8 @@ def _rejection(error: store_contract.Rejected, subject: _Subject) -> error_table
         ),
         "stage_not_found": (f"workflow {workflow!r} has no stage {stage!r}; its own record names them", at_stage),
         "stage_already_done": (
-            f"stage {stage!r} is done and takes no more calls or completions; name another stage, or repeat a request"
-            f" with the {names.idempotency_key} that it had",
+            f"stage {stage!r} is done, because it was completed, had all its calls, or a later stage began; name another"
+            f" stage, or repeat a request with the {names.idempotency_key} that it had",
             at_stage,
         ),
         "idempotency_key_reused": (
