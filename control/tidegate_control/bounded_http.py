@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import ssl
 import urllib.parse
+import weakref
 from collections.abc import AsyncIterator, Mapping
 
 import httptools
@@ -22,7 +23,8 @@ AROUND_BYTES = 32 * 1024
 """Of heads, interim responses, and the framing of a body, beside a quarter of the body's length."""
 SMALL_BYTES = 256 * 1024
 """A body with more waits for one of the `LARGE_AT_ONCE` places."""
-LARGE_AT_ONCE = 8
+LARGE_AT_ONCE, LARGE_OF_ONE = 8, 2
+"""Places in all, and those that the servers of one owner may have: they may keep a place for the whole of a time limit."""
 
 
 class BadAnswer(ValueError):
@@ -42,6 +44,7 @@ class Client:
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(LARGE_AT_ONCE)
+        self._places_of: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
 
     async def request(
         self,
@@ -52,8 +55,10 @@ class Client:
         body: bytes | None = None,
         most_bytes: int,
         timeout_s: float,
+        owner: str = "",
     ) -> Answer:
-        """The answer, whose body has at most `most_bytes`. Raises `BadAnswer`, and OSError, which TimeoutError is."""
+        """The answer, whose body has at most `most_bytes`. Servers of one `owner` delay one another at most. Raises
+        `BadAnswer`, and OSError, which TimeoutError is."""
         place = urllib.parse.urlsplit(url)
         encrypted = self._encryption if place.scheme == "https" else None
         port = place.port or (443 if encrypted else 80)
@@ -64,6 +69,7 @@ class Client:
             answer = _Arriving(most_bytes)
             async for data in _steps(reader):
                 if len(answer.body) <= SMALL_BYTES < len(answer.body) + len(data):
+                    await stack.enter_async_context(self._places_of.setdefault(owner, asyncio.Semaphore(LARGE_OF_ONE)))
                     await stack.enter_async_context(self._places)
                 answer.feed(data)
                 if answer.is_whole:

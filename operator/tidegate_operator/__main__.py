@@ -252,8 +252,8 @@ async def _act(
     )
     cache, asking = watch_cache.WatchCache(), bounded_http.Client()
 
-    def admin_of(token: str | None) -> gateway_admin.GatewayAdmin:
-        return gateway_admin.GatewayAdmin(asking, token=token)
+    def admin_of(namespace: str, token: str | None) -> gateway_admin.GatewayAdmin:
+        return gateway_admin.GatewayAdmin(asking, namespace=namespace, token=token)
 
     steering = pool_steering.PoolSteering(
         server,

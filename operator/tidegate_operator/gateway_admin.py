@@ -57,16 +57,18 @@ class GatewayAdmin:
         self,
         client: bounded_http.Client,
         *,
+        namespace: str = "",
         token: str | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Calls carry `token`. `clock` gives seconds of the wall clock."""
+        """Gateways of one `namespace` share what `client` grants to one owner. Calls carry `token`. `clock` gives seconds
+        of the wall clock."""
         self.rejects_token = False
         """Whether a gateway rejected the token of the last call."""
         self.answers = True
         """Whether every gateway answered the last `ask`, with an error or without one."""
         self._headers = pool_token.header(token)
-        self._client = client
+        self._client, self._namespace = client, namespace
         self._clock = clock
         self._seen: _Seen | None = None
         self._found: dict[str, _Seen] = {}
@@ -204,6 +206,7 @@ class GatewayAdmin:
             body=None if body is None else orjson.dumps(body),
             most_bytes=MOST_BYTES,
             timeout_s=TIMEOUT_S,
+            owner=self._namespace,
         )
         rejects = answer.status == HTTPStatus.UNAUTHORIZED
         if rejects and not self.rejects_token:

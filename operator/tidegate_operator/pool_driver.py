@@ -61,12 +61,12 @@ class PoolDriver(Generic[A, K]):
         rules: reconcile.Rules,
         *,
         reads: cluster.Reader,
-        admin_of: Callable[[str | None], A],
+        admin_of: Callable[[str, str | None], A],
         clock: Callable[[], datetime.datetime],
         monotonic: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """`admin_of` gives access to the gateways of a pool with this token. `monotonic` is a clock that is never set, in
-        seconds; without it `clock` must not be set either."""
+        """`admin_of` gives access to the gateways of a pool by its namespace and token. `monotonic` is a clock that is
+        never set, in seconds; without it `clock` must not be set either."""
         self._api = api
         self._rules = rules
         self._reads = reads
@@ -112,4 +112,5 @@ class PoolDriver(Generic[A, K]):
         """`known`, or a new access if there is none yet, or if a gateway rejects its token."""
         if known is not None and not (known.admin.rejects_token and may_read_again(known.read_at_s, now)):
             return known
-        return Access(admin=self._admin_of(await pool_secret.token(self._api, pool)), read_at_s=now)
+        token = await pool_secret.token(self._api, pool)
+        return Access(admin=self._admin_of(pool.namespace, token), read_at_s=now)

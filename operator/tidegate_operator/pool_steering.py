@@ -119,7 +119,7 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
         rules: reconcile.Rules,
         *,
         reads: cluster.Reader,
-        admin_of: Callable[[str | None], Admin],
+        admin_of: Callable[[str, str | None], Admin],
         clock: Callable[[], datetime.datetime],
         monotonic: Callable[[], float | None] = lambda: None,
         locate: Locate = ready_address,
@@ -223,7 +223,7 @@ class PoolSteering(pool_driver.PoolDriver[Admin, _Steered]):
             return known
         await self._forget(key)
         driver = steering_driver.SteeringDriver(_remembered(body), settings, now=now, token=token)
-        admin = self._admin_of(token)
+        admin = self._admin_of(pool.namespace, token)
         self._known[key] = _Steered(uid=pool.uid, driver=driver, admin=admin, token=token, secret=secret, read_at_s=now)
         return self._known[key]
 

@@ -161,7 +161,7 @@ async def test_few_large_bodies_arrive_at_once_and_small_ones_wait_for_none() ->
     client = bounded_http.Client()
 
     async def ask(server: Server) -> bounded_http.Answer:
-        return await client.request("GET", server.url, headers={}, most_bytes=size, timeout_s=60.0)
+        return await client.request("GET", server.url, headers={}, most_bytes=size, timeout_s=60.0, owner=server.url)
 
     async with (
         serving(Server([head + bytes(size - 1) + b"x"])) as whole,
@@ -177,3 +177,24 @@ async def test_few_large_bodies_arrive_at_once_and_small_ones_wait_for_none() ->
             client._places.release()
         assert [len(answer.body) for answer in await asyncio.gather(*large)] == [size, size]
     assert not client._places.locked()
+    assert not client._places_of
+
+
+async def test_servers_that_stall_within_a_large_body_delay_only_those_of_their_owner() -> None:
+    size = bounded_http.SMALL_BYTES + 100_000
+    head = HEAD + b"content-length: %d\r\n\r\n" % size
+    client = bounded_http.Client()
+
+    async def ask(server: Server, owner: str) -> bounded_http.Answer:
+        return await client.request("GET", server.url, headers={}, most_bytes=size, timeout_s=60.0, owner=owner)
+
+    async with serving(Server([head + bytes(size - 1)])) as stalls, serving(Server([head + bytes(size)])) as honest:
+        stalled = [asyncio.create_task(ask(stalls, "one")) for _ in range(3 * bounded_http.LARGE_AT_ONCE)]
+        while client._places._value > bounded_http.LARGE_AT_ONCE - bounded_http.LARGE_OF_ONE:
+            await asyncio.sleep(0.01)
+        assert len((await ask(honest, "another")).body) == size
+        assert not any(task.done() for task in stalled)
+        assert client._places._value == bounded_http.LARGE_AT_ONCE - bounded_http.LARGE_OF_ONE
+        for task in stalled:
+            task.cancel()
+        await asyncio.gather(*stalled, return_exceptions=True)

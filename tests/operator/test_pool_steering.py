@@ -50,9 +50,7 @@ async def a_pool_with_engines(cluster, kubectl, namespace, rules, **policy):
 
         gateways = admin or operator_doubles.FakeAdmin()
         made.append(
-            pool_steering.PoolSteering(
-                api, rules, reads=api, admin_of=lambda _token: gateways, clock=clock, locate=locate
-            )
+            pool_steering.PoolSteering(api, rules, reads=api, admin_of=lambda *_: gateways, clock=clock, locate=locate)
         )
         return made[-1]
 
@@ -299,7 +297,7 @@ async def test_a_pool_without_ready_engines_waits(cluster, kubectl, namespace, r
     kubectl("create", "-f", "-", body=operator_doubles.pool(nodePools=[{"name": "none", "replicas": 0}]))
     await reconcile.reconcile(cluster, namespace, "chat", rules=rules, now=START)
     steering = pool_steering.PoolSteering(
-        cluster, rules, reads=cluster, admin_of=lambda _token: operator_doubles.FakeAdmin(), clock=Clock()
+        cluster, rules, reads=cluster, admin_of=lambda *_: operator_doubles.FakeAdmin(), clock=Clock()
     )
     assert await steering.steer((namespace, "chat")) == pool_steering.WAIT_S
     stable = condition(kubectl, "PolicyStable")

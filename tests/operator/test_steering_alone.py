@@ -227,7 +227,7 @@ class Client:
     def __init__(self):
         self.asked_at_s, self.silent = [], collections.Counter()
 
-    async def request(self, method, url, *, headers, body=None, most_bytes, timeout_s):
+    async def request(self, method, url, *, headers, body=None, most_bytes, timeout_s, owner):
         if method == "GET" and LIVELY in url:
             self.asked_at_s.append(asyncio.get_running_loop().time())
         elif method == "GET":
@@ -247,7 +247,7 @@ def test_a_hundred_pools_with_silent_gateways_do_not_stretch_the_periods_of_anot
         steering = steering_of(
             cache,
             api,
-            lambda token: gateway_admin.GatewayAdmin(client, token=token),
+            lambda namespace, token: gateway_admin.GatewayAdmin(client, namespace=namespace, token=token),
         )
         controlling = controller.Controller(
             test_controller.NoApi(),
