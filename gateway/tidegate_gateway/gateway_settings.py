@@ -172,9 +172,10 @@ class Store:
     """How long the store keeps the record of an ended workflow and the answers to its Idempotency-Keys."""
     tenant_bytes: int = 128 * 1024 * 1024
     """Workflows of one tenant in the store, about 1.5 KiB for one with three stages. Above, those that ended first are
-    removed before their retention is over, twenty for each request; when that is not enough, new ones are shed."""
+    removed before their retention is over; when that is not enough, new ones are shed."""
     total_bytes: int = 1024 * 1024 * 1024
-    """Workflows of all tenants in the store; above, the same happens."""
+    """Workflows of all tenants in the store. A tenant may have as much as is left of it: its new workflows are shed before
+    others have no room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +195,7 @@ class RelQueries:
     tenant_bytes: int = 512 * 1024 * 1024
     """Rows and results of one tenant in the store; above, its new relQueries are shed."""
     store_bytes: int = 2 * 1024 * 1024 * 1024
-    """Rows and results of all tenants in the store."""
+    """Rows and results of all tenants in the store. A tenant may have as much as is left of it."""
     lasts_s: float = 24 * 3600.0
     """The time of a relQuery without a deadline; then it is expired."""
     window: int = 256

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import kopf
 
 from tidegate_operator import objects
+from tidegate_operator.cluster import object_parts
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 
@@ -46,6 +47,8 @@ def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     settings.posting.enabled = False  # the operator posts its few events itself
     settings.scanning.disabled = True  # the chart's role does not include listing namespaces and CRDs
     settings.networking.request_timeout = 30.0
+    settings.watching.chunk_size = object_parts.PAGE  # kopf would list all objects of a kind in one answer
+    settings.queueing.idle_timeout = 0.1  # until then kopf keeps the last event of each object
     settings.watching.server_timeout = 600  # then a watch is authorised again, and a lost right is noticed
     settings.persistence.diffbase_storage = _NoDiffs()
     settings.process.ultimate_exiting_timeout = None  # kopf would kill the process when the watches of a namespace end
@@ -65,7 +68,8 @@ async def pool_event(memo: Receiver, event: kopf.RawEvent, **_: Any) -> None:
 
 
 async def child_event(memo: Receiver, event: kopf.RawEvent, **_: Any) -> None:
-    memo.on_child(event["type"], objects.without_managed_fields(event["object"]))
+    if event["object"]["metadata"]["labels"][child_metadata.POOL]:  # a label may be empty, and names no pool then
+        memo.on_child(event["type"], objects.without_managed_fields(event["object"]))
 
 
 def watch(kinds: Iterable[objects.Kind]) -> None:
@@ -79,4 +83,5 @@ watch(objects.CHILD_KINDS)
 
 @kopf.on.event("", "v1", "pods", registry=registry)
 async def pod_event(memo: Receiver, event: kopf.RawEvent, **_: Any) -> None:
-    memo.on_pod(event["type"], objects.without_managed_fields(event["object"]))
+    if event["object"]["metadata"]["labels"][child_metadata.POOL]:
+        memo.on_pod(event["type"], objects.without_managed_fields(event["object"]))

@@ -187,6 +187,14 @@ async def test_a_message_is_forgotten_with_its_call(up: Any, until: Any, keys_fi
             gc.enable()
 
 
+def replace(path: pathlib.Path, text: str) -> None:
+    path.write_text(text)
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    return [(record.levelname, record.getMessage()[-len("has changed: 0 keys") :]) for record in caplog.records]
+
+
 async def test_the_keys_follow_their_file_without_a_restart(
     up: Any, until: Any, keys_file: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -204,6 +212,11 @@ async def test_the_keys_follow_their_file_without_a_restart(
         await until(lambda: "what was in force stays" in caplog.text)
         assert "Traceback" not in caplog.text
         assert await taken()
+        replace(keys_file, "")
+        await until(lambda: "the file of auth.keysFile is empty" in caplog.text)
+        assert await taken()
+        replace(keys_file, "keys: []")
+        await until(lambda: ("WARNING", "has changed: 0 keys") in logged(caplog))
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,44 @@ async def test_all_tenants_together_are_bounded(valkey_url: str) -> None:
         assert (known, refused) == (names[: len(known)], [(name, "saturated") for name in names[len(known) :]])
 
 
+async def test_tenants_that_take_all_they_can_leave_room_for_another(valkey_url: str) -> None:
+    """Nine tenants with running workflows: of the 18 that the store has room for, each has less than two."""
+    async with pool(valkey_url, tenant_bytes=4 * 18 * KIB, total_bytes=18 * 18 * KIB) as at:
+        refused: set[str] = set()
+        for number in range(10):
+            for tenant in "bcdefghij":
+                try:
+                    await at.store.create(flow(f"{tenant}{number}", stages=LARGE))
+                except store_contract.Rejected as error:
+                    refused.add(error.code)
+        assert refused == {"saturated"}
+        for number in range(3):
+            await at.store.create(flow(f"a{number}"))
+        totals = await at.totals()
+        assert totals["bytes"] < 18 * 18 * KIB
+
+
+async def test_a_full_store_makes_room_of_the_ended_workflows_of_its_own_tenant_first(valkey_url: str) -> None:
+    async with pool(valkey_url, total_bytes=40 * KIB) as at:
+        await at.store.create(flow("b0"))
+        await at.store.complete("b0")
+        for number in range(60):
+            await at.store.create(flow(f"a{number}"))
+            await at.store.complete(f"a{number}")
+        assert "b0" in await at.known()
+        assert (await at.totals())["bytes:a"] <= 22 * KIB
+
+
+async def test_one_large_workflow_has_room_where_many_small_ones_have_ended(valkey_url: str) -> None:
+    async with pool(valkey_url, tenant_bytes=150 * KIB) as at:
+        for number in range(200):
+            await at.store.create(flow(f"a{number}"))
+            await at.store.complete(f"a{number}")
+        for number in range(30):
+            await at.store.create(flow(f"large{number}", stages=LARGE))
+            await at.store.complete(f"large{number}")
+
+
 async def test_a_tenant_that_creates_without_end_takes_no_more_memory_than_its_bound(valkey_url: str) -> None:
     """Records of about 16 KiB, each with the answers to two keys: 600 of them would be about 30 MB."""
     async with pool(valkey_url, tenant_bytes=2048 * KIB) as at:

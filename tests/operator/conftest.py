@@ -226,6 +226,7 @@ class Operator:
         self.health_port = 0
         self._plane = plane
         self._processes = background_processes.Processes(folder)
+        self._numbers: dict[str, int] = {}
         self.token = plane.kubectl("create", "token", "tidegate", "-n", system).strip()
 
     @property
@@ -234,7 +235,7 @@ class Operator:
 
     def start(self, identity: str, *namespaces: str, arguments: Sequence[str] = ()) -> None:
         command, env = self.command(identity, *namespaces, arguments=arguments)
-        self._processes.start(identity, command, env=env)
+        self._numbers[identity] = self._processes.start(identity, command, env=env)
 
     def command(
         self, identity: str, *namespaces: str, arguments: Sequence[str] = ()
@@ -264,6 +265,11 @@ class Operator:
 
     def is_running(self, identity: str) -> bool:
         return self._processes.is_running(identity)
+
+    def peak_mib(self, identity: str) -> float:
+        """The most resident memory since its start."""
+        status = pathlib.Path(f"/proc/{self._numbers[identity]}/status").read_text()
+        return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
 
     def said(self, identity: str) -> str:
         return self._processes.tail(identity, lines=1000)

@@ -3,12 +3,13 @@
 import asyncio
 import functools
 import json
+import urllib.parse
 
 import pytest
 from kubernetes.aio import client
 
 from tidegate_operator import objects
-from tidegate_operator.cluster import ClusterError, RejectedError, api_server
+from tidegate_operator.cluster import ClusterError, RejectedError, api_server, object_parts
 
 SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "prod", "name": "chat"}}
 
@@ -179,3 +180,41 @@ def test_a_slow_api_server_lists_all_children_of_a_pool_in_the_time_of_one_list(
             return asyncio.get_running_loop().time() - began_at_s
 
     assert in_virtual_time(story()) == 1
+
+
+class Paged(client.ApiClient):
+    """A server with ten ConfigMaps, of which a page has four; every third belongs to the pool."""
+
+    def __init__(self, configuration):
+        super().__init__(configuration)
+        self.asked = []
+
+    async def call_api(self, *request, **options):
+        query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(request[1]).query))
+        if "/configmaps" not in request[1]:
+            return Answer(b'{"items": []}')
+        self.asked.append(query)
+        first = int(query.get("continue", 0))
+        items = [self.item(number) for number in range(first, min(first + int(query["limit"]), 10))]
+        further = {"continue": str(first + len(items))} if first + len(items) < 10 else {}
+        return Answer(json.dumps({"metadata": further, "items": items}).encode())
+
+    def item(self, number):
+        owner = {"kind": "ServingPool", "name": "chat", "uid": "u", "controller": True}
+        metadata = {"namespace": "prod", "name": f"map-{number}", "uid": str(number), "labels": LABELS}
+        return {"metadata": metadata | {"ownerReferences": [owner] * (number % 3 == 0)}, "data": {"text": "x" * 10_000}}
+
+
+LABELS = {"tidegate.dev/pool": "chat"}
+
+
+async def test_labelled_objects_are_listed_in_pages_and_those_of_other_owners_by_name(monkeypatch):
+    monkeypatch.setattr(object_parts, "MOST_LISTED_BYTES", 48_000)
+    async with Paged(client.Configuration()) as api:
+        found = await api_server.ApiServer(api, instance="test").children("prod", "chat")
+    assert [query.get("continue") for query in api.asked] == [None, "4", "8"]
+    assert {query["labelSelector"] for query in api.asked} == {"tidegate.dev/pool=chat"}
+    whole = [body["metadata"]["name"] for body in found if "data" in body]
+    assert whole == ["map-0", "map-3", "map-6"], "the fourth has no room"
+    assert len(found) == 9
+    assert all(body["kind"] == "ConfigMap" for body in found)

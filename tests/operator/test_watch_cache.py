@@ -6,10 +6,11 @@ import json
 import pytest
 
 import operator_doubles
-from tidegate_operator.cluster import watch_cache
+from tidegate_operator.cluster import object_parts, watch_cache
 
 KEY = ("prod", "chat")
 SETTLE_S, QUIET_S = 2.0, 5.0
+ABSENT = {"tidegate.dev/pool": "absent"}
 
 
 def body(name, *, uid="u", kind="ConfigMap", **more):
@@ -93,6 +94,67 @@ async def test_objects_of_other_owners_with_the_label_of_a_pool_are_none_of_its_
     assert names(await cache.children(*KEY)) == ["listed"]
     cache.on_pool("MODIFIED", body("chat", uid="of another pool", kind="ServingPool"))
     assert names(await cache.children(*KEY)) == ["foreign"], "a pool that was created again"
+
+
+def large(name, size, *, kind="ConfigMap"):
+    return body(name, kind=kind) | {"data": {"text": "x" * size}}
+
+
+async def test_of_objects_that_the_pool_does_not_own_the_names_are_kept():
+    cache, foreign = watch_cache.WatchCache(), large("foreign", 10_000)
+    foreign["metadata"]["ownerReferences"] = []
+    foreign["metadata"]["annotations"] = {"note": "x" * 10_000}
+    await cache.refresh(KEY, Listed())
+    cache.on_child("ADDED", foreign)
+    cache.on_child("ADDED", large("early", 10_000) | {"metadata": large("early", 1)["metadata"] | {"labels": ABSENT}})
+    cache.on_pod("ADDED", large("pod", 10_000) | {"metadata": large("pod", 1)["metadata"] | {"labels": ABSENT}})
+    assert cache.bytes_in("prod") < 10_000
+
+
+async def test_a_pool_that_appears_after_its_objects_is_incomplete_until_it_is_refreshed():
+    cache = watch_cache.WatchCache()
+    await cache.refresh(KEY, Listed())
+    cache.on_pool("MODIFIED", body("chat", uid="of a later pool", kind="ServingPool"))
+    assert not cache.is_complete(KEY)
+    assert not cache.is_confirmed(KEY)
+
+
+async def test_the_objects_of_a_namespace_are_bounded_and_those_of_others_are_not_affected(monkeypatch):
+    monkeypatch.setattr(object_parts, "MOST_BYTES", 50_000)
+    cache, elsewhere = watch_cache.WatchCache(), large("theirs", 10_000)
+    elsewhere["metadata"]["namespace"] = "other"
+    await cache.refresh(KEY, Listed())
+    for number in range(10):
+        cache.on_child("ADDED", large(f"large-{number}", 10_000))
+        cache.on_pod("ADDED", large(f"pod-{number}", 10_000, kind="Pod"))
+    assert cache.bytes_in("prod") <= 50_000
+    assert len(await cache.children(*KEY)) + len(await cache.pods(*KEY)) < 8
+    assert not cache.is_confirmed(KEY), "objects are missing"
+    cache.on_pool("ADDED", body("chat", kind="ServingPool") | {"metadata": elsewhere["metadata"] | {"name": "chat"}})
+    cache.on_child("ADDED", elsewhere)
+    assert names(await cache.children("other", "chat")) == ["theirs"]
+    for number in range(10):
+        cache.on_child("DELETED", large(f"large-{number}", 10_000))
+        cache.on_pod("DELETED", large(f"pod-{number}", 10_000, kind="Pod"))
+    assert cache.is_confirmed(KEY)
+    cache.forget("prod")
+    assert cache.bytes_in("prod") == 0
+
+
+async def test_of_a_pod_what_its_containers_run_with_is_not_kept():
+    cache = watch_cache.WatchCache()
+    await cache.refresh(KEY, Listed())
+    pod = body("large", kind="Pod") | {"status": {"phase": "Running"}}
+    container = {"name": "engine", "env": [{"name": "A", "value": "x" * 10_000}], "args": ["x" * 10_000]}
+    container |= {"resources": {"requests": {"cpu": "1"}}}
+    pod["spec"] = {"nodeName": "a", "containers": [container], "initContainers": [container]}
+    pod["metadata"]["annotations"] = {"note": "x" * 10_000, "tidegate.dev/revision": "1"}
+    cache.on_pod("ADDED", pod)
+    kept = (await cache.pods(*KEY))[-1]
+    small = {"name": "engine", "resources": {"requests": {"cpu": "1"}}}
+    assert kept["spec"] == {"nodeName": "a", "containers": [small], "initContainers": [small]}
+    assert kept["metadata"]["annotations"] == {"tidegate.dev/revision": "1"}
+    assert kept["status"] == {"phase": "Running"}
 
 
 async def test_a_later_event_updates_a_confirmed_cache():

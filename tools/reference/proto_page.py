@@ -15,7 +15,8 @@ the codes. Errors carry `ErrorInfo`, and `RetryInfo` where a repetition makes se
 A connection may give up 1,000 calls a second before their answers, and 500 at first; what comes beyond is read later, and
 the other calls of the connection wait behind it. Further frames that bring no call (pings, settings, calls without a key)
 end a connection from 200 a second on. So a proxy that sends the calls of several tenants over one connection should bound
-the calls that a tenant may begin in a second.
+the calls that a tenant may begin in a second. Metadata of more than 32 KiB are refused with RESOURCE_EXHAUSTED. They end
+the connection from 64 KiB on.
 
 A client in Python, with the package `tidegate` (clients in other languages are generated from the files in `proto/`) and a
 gateway of `tidegate up`, which prints its ports and serves the model `sim`:

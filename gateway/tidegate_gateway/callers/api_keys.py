@@ -75,13 +75,16 @@ class ApiKeys:
         if raw != self._raw:
             self._callers = await asyncio.to_thread(parsed, raw)
             self._raw = raw
-            logger.info("the file of API keys has changed: %d keys", len(self._callers))
+            level = logging.INFO if self._callers else logging.WARNING  # then no caller is known
+            logger.log(level, "the file of API keys has changed: %d keys", len(self._callers))
 
 
 def parsed(raw: bytes) -> Table:
     """The callers in a file. Raises `BadSettings`."""
     try:
         document = plain_yaml.load(raw)
+        if document is None:
+            raise BadSettings("the file of auth.keysFile is empty; `keys: []` knows no key")
     except plain_yaml.NotPlain as error:
         raise BadSettings(f"the file of auth.keysFile {error}") from error  # the cause would quote the file
     try:

@@ -9,9 +9,11 @@ import hpack
 from tidegate_gateway.edge import http2_frames as h2
 
 MOST_BYTES = 32 * 1024
-"""Of a head, compressed and not; peers are told."""
-READ_BYTES = 4 * MOST_BYTES
-"""Heads up to this size are read, so that what they say of later heads is known, and their streams are refused."""
+"""Of a head; peers are told, and not all of them heed it."""
+READ_BYTES, COMPRESSED_BYTES = 4 * MOST_BYTES, 2 * MOST_BYTES
+"""Heads up to this size, and as they are sent, are read, so that what they say of later heads is known, and their streams
+are refused. A larger one ends the connection, and with it the calls of others if a proxy shares it; Envoy lets 60 KiB pass.
+"""
 FRAME_FIELDS, FRAME_BYTES = 32, 2048
 """A head with more fields, or more compressed bytes, costs as much as several frames."""
 MOST_MEMORIZED, MEMORIZED_BYTES = 16, 4096
@@ -65,7 +67,7 @@ class HeadDecoder:
         if self._parts is None:
             raise h2.ConnectionBroken(h2.PROTOCOL_ERROR, "a continuation continues nothing")
         self._parts += block
-        if len(self._parts) > MOST_BYTES:
+        if len(self._parts) > COMPRESSED_BYTES:
             raise h2.ConnectionBroken(h2.ENHANCE_YOUR_CALM, "a head is too large")
 
     def end(self) -> tuple[int, int, bytes]:

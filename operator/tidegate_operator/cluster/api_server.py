@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -24,7 +24,7 @@ from kubernetes.aio import client, config
 from kubernetes.aio.client import exceptions
 
 from tidegate_operator import pool_status, replica_allocation
-from tidegate_operator.cluster import ClusterError, RejectedError, UnknownKindError
+from tidegate_operator.cluster import ClusterError, RejectedError, UnknownKindError, object_parts
 from tidegate_operator.objects import GATEWAY_API_KINDS, Kind, Reference, child_kinds, without_managed_fields
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
@@ -40,6 +40,8 @@ PAUSE = re.compile(r"[0-9]{1,9}")
 """Seconds in the header Retry-After; the other form, a date, is not used by API servers."""
 LONGEST_PAUSE_S = 600
 """That the API server may ask for."""
+LISTS_AT_ONCE = 12
+"""Answers with several objects, of all pools: as many as one pool has kinds of objects."""
 LOG_BYTES = 512
 """Most of a log that is read."""
 UNTYPED = ("failed to create typed patch object", "failed to convert new object")
@@ -73,6 +75,7 @@ class ApiServer:
         self._instance = instance
         self._unknown: set[str] = set()
         """Fields of the status that the cluster's ServingPool resource did not have; each is logged once."""
+        self._listing = asyncio.Semaphore(LISTS_AT_ONCE)
         self._unlisted: set[str] = set()
         """Namespaces whose autoscalers could not be listed; each is logged once, and again after they could be."""
 
@@ -88,8 +91,8 @@ class ApiServer:
             raise _translate(error) from error
 
     async def pool_keys(self, namespace: str | None) -> set[tuple[str, str]]:
-        bodies = await self._list(POOLS, namespace)
-        return {(body["metadata"]["namespace"], body["metadata"]["name"]) for body in bodies}
+        pages = self._pages(POOLS, namespace)
+        return {(body["metadata"]["namespace"], body["metadata"]["name"]) async for page in pages for body in page}
 
     async def children(self, namespace: str, pool: str) -> Sequence[Json]:
         """The kinds are listed at the same time: when the API server is slow, one list after the other takes seconds."""
@@ -102,8 +105,9 @@ class ApiServer:
         return found
 
     async def _children_of(self, kind: Kind, namespace: str, pool: str) -> list[Json]:
+        listing = object_parts.Listing(pool)
         try:
-            return await self._list(kind, namespace, f"{child_metadata.POOL}={pool}")
+            return [body async for page in self._pages(kind, namespace, pool) for body in listing.children(page)]
         except UnknownKindError:
             if kind in GATEWAY_API_KINDS:  # only pools with `gateway.api` need these; their writes are rejected
                 return []
@@ -113,20 +117,21 @@ class ApiServer:
         return await self.read(reference.path)
 
     async def pods(self, namespace: str, pool: str) -> Sequence[Json]:
-        return await self._list(PODS, namespace, f"{child_metadata.POOL}={pool}")
+        listing = object_parts.Listing(pool)
+        return [body async for page in self._pages(PODS, namespace, pool) for body in listing.pods(page)]
 
     async def last_line(self, namespace: str, pod: str, container: str) -> str | None:
         query = [("container", container), ("tailLines", "1"), ("limitBytes", str(LOG_BYTES))]
         try:
-            text = await self._text("GET", f"{PODS.path(namespace, pod)}/log", query=query, accept="*/*")
+            text = await self._bytes("GET", f"{PODS.path(namespace, pod)}/log", query=query, accept="*/*")
         except (exceptions.ApiException, ClusterError) as error:
             log.debug("the log of pod %s/%s cannot be read: %s", namespace, pod, error)
             return None
-        return text.strip() or None
+        return text.decode(errors="replace").strip() or None
 
     async def autoscalers(self, namespace: str) -> Sequence[Json]:
         try:
-            found = await self._list(AUTOSCALERS, namespace)
+            found = [_target(body) async for page in self._pages(AUTOSCALERS, namespace) for body in page]
         except RejectedError as error:  # the rights of an older chart
             if namespace not in self._unlisted:
                 self._unlisted.add(namespace)
@@ -226,20 +231,29 @@ class ApiServer:
     def lease(self, namespace: str, name: str) -> "Lease":
         return Lease(self, namespace, name)
 
-    async def _list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Json]:
-        query, path = [("labelSelector", selector)] if selector else [], kind.path(namespace)
-        try:
-            found = await self.ask("GET", path, query=query)
-        except exceptions.ApiException as error:
-            if error.status == HTTPStatus.NOT_FOUND:
-                raise _unknown(kind) from error
-            raise _translate(error) from error
-        items = found.get("items")
-        if not isinstance(items, list):
-            raise ClusterError(f"the answer to GET {path} has no list of items")
+    async def _pages(self, kind: Kind, namespace: str | None, pool: str | None = None) -> AsyncIterator[list[Json]]:
+        """The objects of a kind, or those with the label of a pool, a few at a time: each may be large."""
+        query, path, further = [("limit", str(object_parts.PAGE))], kind.path(namespace), ""
+        if pool is not None:
+            query.append(("labelSelector", f"{child_metadata.POOL}={pool}"))
         # The items of a list carry no apiVersion and kind.
         given = {"apiVersion": kind.api_version, "kind": kind.kind}
-        return [{**given, **_object(item, f"GET {path}")} for item in items]
+        while True:
+            asked = [*query, ("continue", further)] if further else query
+            try:
+                async with self._listing:
+                    found = await self.ask("GET", path, query=asked)
+            except exceptions.ApiException as error:
+                if error.status == HTTPStatus.NOT_FOUND:
+                    raise _unknown(kind) from error
+                raise _translate(error) from error
+            items = found.get("items")
+            if not isinstance(items, list):
+                raise ClusterError(f"the answer to GET {path} has no list of items")
+            yield [{**given, **_object(item, f"GET {path}")} for item in items]
+            further = str((found.get("metadata") or {}).get("continue") or "")
+            if not further:
+                return
 
     async def read(self, path: str) -> Json | None:
         try:
@@ -267,16 +281,16 @@ class ApiServer:
     ) -> Mapping[str, Any]:
         """One request. Raises ApiException for an answer with an error status, and ClusterError without an answer or with
         one that is no JSON object, for example the page of a proxy."""
-        text = await self._text(method, path, body, query=query, content_type=content_type)
+        answer = await self._bytes(method, path, body, query=query, content_type=content_type)
         try:
-            parsed = orjson.loads(text)
+            parsed = orjson.loads(answer)
         except ValueError as error:
             raise ClusterError(f"the answer to {method} {path} is no JSON: {error}") from error
         if not isinstance(parsed, dict):
             raise ClusterError(f"the answer to {method} {path} is no JSON object")
         return parsed
 
-    async def _text(
+    async def _bytes(
         self,
         method: str,
         path: str,
@@ -285,7 +299,7 @@ class ApiServer:
         query: Sequence[tuple[str, str]] = (),
         content_type: str = "application/json",
         accept: str = "application/json",
-    ) -> str:
+    ) -> bytes:
         headers = {"Accept": accept, "Content-Type": content_type}
         try:
             request = await self._api.param_serialize(
@@ -299,14 +313,15 @@ class ApiServer:
             raise ClusterError(f"the request {method} {path} cannot be made: {error!r}") from error
         try:
             answer = await self._api.call_api(*request, _request_timeout=TIMEOUT_S)
-            text: str = (await answer.read()).decode(errors="replace")
+            body_bytes: bytes = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ClusterError(f"the API server did not answer {method} {path}: {error!r}") from error
         if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
+            text = body_bytes.decode(errors="replace")
             refused = exceptions.ApiException(status=answer.status, reason=answer.reason, body=text)
             refused.headers = answer.headers
             raise refused
-        return text
+        return body_bytes
 
 
 class Lease:
@@ -339,6 +354,14 @@ def _object(found: Any, asked: str) -> Json:
     if not isinstance(found, dict) or not isinstance(found.get("metadata"), dict):
         raise ClusterError(f"the answer to {asked} has an object without metadata")
     return without_managed_fields(found)
+
+
+def _target(autoscaler: Json) -> Json:
+    """The name of an autoscaler and what it scales."""
+    return {
+        "metadata": {"name": autoscaler["metadata"]["name"]},
+        "spec": {"scaleTargetRef": autoscaler["spec"]["scaleTargetRef"]},
+    }
 
 
 def _without(body: Json, path: Sequence[str]) -> Json:

@@ -7,8 +7,12 @@ A watch that starts again lists its objects and reports no object that was delet
 event makes the pool's entry unconfirmed, and `refresh` replaces an unconfirmed entry by what the API server answers. An
 event that arrives during a `refresh` is newer than its answer; then the entry stays unconfirmed. After a start the kinds of
 objects are listed one by one, so an entry that was never refreshed may lack anything.
+
+Of objects that the pool does not own only the names are kept. What the pools of one namespace have is bounded
+(`object_parts.MOST_BYTES`): objects beyond are absent, and their entry stays unconfirmed.
 """
 
+import collections
 import contextlib
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
@@ -16,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from tidegate_operator import cluster, objects
+from tidegate_operator.cluster import object_parts
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
 
@@ -33,6 +38,10 @@ class _Entry:
     """By kind and name."""
     pods: dict[str, Json] = field(default_factory=dict)
     """By name."""
+    bytes: dict[Hashable, int] = field(default_factory=dict)
+    """Of each of its children and pods, by the same keys."""
+    left_out: set[Hashable] = field(default_factory=set)
+    """The keys of children and pods for which the namespace had no room."""
     is_confirmed: bool = False
     """Whether the entry holds no object that a watch has missed the deletion of."""
     is_complete: bool = False
@@ -47,6 +56,8 @@ class WatchCache:
     def __init__(self) -> None:
         self._entries: dict[Key, _Entry] = {}
         self._numbers = itertools.count(1)
+        self._bytes: collections.Counter[str] = collections.Counter()
+        """Of the children and pods of each namespace."""
 
     async def pool(self, namespace: str, name: str) -> Json | None:
         return self._entry((namespace, name)).pool
@@ -64,7 +75,8 @@ class WatchCache:
 
     def is_confirmed(self, key: Key) -> bool:
         """Whether a decision that nothing must be written may rest on the cache."""
-        return self._entry(key).is_confirmed
+        entry = self._entry(key)
+        return entry.is_confirmed and not entry.left_out
 
     def is_complete(self, key: Key) -> bool:
         """Whether the cache lacks no object of the pool, so that the absence of one means something. While the cache is not
@@ -79,10 +91,14 @@ class WatchCache:
         """The pools of a namespace, None for all, of which the watches reported anything."""
         return {key for key in self._entries if namespace in (None, key[0])}
 
+    def bytes_in(self, namespace: str) -> int:
+        """About the memory of the children and pods that are kept for a namespace."""
+        return self._bytes[namespace]
+
     def forget(self, namespace: str | None) -> None:
         """Drops what the watches of a namespace reported, None for all namespaces."""
         for key in [key for key in self._entries if namespace in (None, key[0])]:
-            del self._entries[key]
+            self._remove(key)
 
     async def refresh(self, key: Key, api: cluster.Reader) -> tuple[Json | None, Sequence[Json], Sequence[Json]]:
         """The pool, its children and its pods from the API server. The cache keeps them unless an event came meanwhile.
@@ -92,17 +108,15 @@ class WatchCache:
         children = objects.owned(pool, labelled)
         if self._entry(key).events != before:
             return pool, children, pods
-        if pool is None and not labelled:
-            self._entries.pop(key, None)
-        else:
-            self._entries[key] = _Entry(
-                pool=pool,
-                children={(body["kind"], body["metadata"]["name"]): body for body in labelled},
-                pods={body["metadata"]["name"]: body for body in pods},
-                is_confirmed=True,
-                is_complete=True,
-                events=next(self._numbers),
+        self._remove(key)
+        if pool is not None or labelled:
+            entry = self._entries[key] = _Entry(
+                pool=pool, is_confirmed=True, is_complete=True, events=next(self._numbers)
             )
+            for body in labelled:
+                self._keep_child(entry, "MODIFIED", body)
+            for body in pods:
+                self._keep_pod(entry, "MODIFIED", body)
         return pool, children, pods
 
     def on_pool(self, event_type: str | None, body: Json) -> Key:
@@ -110,6 +124,8 @@ class WatchCache:
         key = (body["metadata"]["namespace"], body["metadata"]["name"])
         with self._changing(key, event_type) as entry:
             if event_type != "DELETED":
+                if entry.pool is None or entry.pool["metadata"]["uid"] != body["metadata"]["uid"]:
+                    entry.is_confirmed = entry.is_complete = False  # of its objects only the names were kept
                 entry.pool = body
             elif entry.pool is not None and entry.pool["metadata"]["uid"] == body["metadata"]["uid"]:
                 entry.pool = None
@@ -131,15 +147,48 @@ class WatchCache:
         """Takes in an event of a labelled object of a kind that pools own. Returns the key of the pool in its label."""
         key = _labelled(body)
         with self._changing(key, event_type) as entry:
-            _take_in(entry.children, (body["kind"], body["metadata"]["name"]), event_type, body)
+            self._keep_child(entry, event_type, body)
         return key
 
     def on_pod(self, event_type: str | None, body: Json) -> Key:
         """Takes in an event of a pod. Returns the key of the pool in its label."""
         key = _labelled(body)
         with self._changing(key, event_type) as entry:
-            _take_in(entry.pods, body["metadata"]["name"], event_type, body)
+            self._keep_pod(entry, event_type, body)
         return key
+
+    def _keep_child(self, entry: _Entry, event_type: str | None, body: Json) -> None:
+        owner = objects.controller_uid(body)
+        is_its = entry.pool is not None and owner == entry.pool["metadata"]["uid"]
+        kept = body if is_its else object_parts.name_of(body, owner=owner)
+        self._take_in(entry, entry.children, (body["kind"], body["metadata"]["name"]), event_type, kept)
+
+    def _keep_pod(self, entry: _Entry, event_type: str | None, body: Json) -> None:
+        kept = object_parts.name_of(body) if entry.pool is None else object_parts.of_pod(body)
+        self._take_in(entry, entry.pods, body["metadata"]["name"], event_type, kept)
+
+    def _take_in(self, entry: _Entry, bodies: dict[K, Json], key: K, event_type: str | None, body: Json) -> None:
+        """The deletion of an object may be reported after the creation of its namesake, hence the uid decides."""
+        namespace = body["metadata"]["namespace"]
+        is_earlier = key in bodies and bodies[key]["metadata"]["uid"] != body["metadata"]["uid"]
+        if event_type == "DELETED" and is_earlier:
+            return
+        bodies.pop(key, None)
+        entry.left_out.discard(key)
+        self._bytes[namespace] -= entry.bytes.pop(key, 0)
+        if event_type == "DELETED":
+            return
+        size = object_parts.bytes_of(body)
+        if self._bytes[namespace] + size > object_parts.MOST_BYTES:
+            entry.left_out.add(key)
+        else:
+            bodies[key], entry.bytes[key] = body, size
+            self._bytes[namespace] += size
+
+    def _remove(self, key: Key) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._bytes[key[0]] -= sum(entry.bytes.values())
 
     def _entry(self, key: Key) -> _Entry:
         return self._entries.get(key) or _Entry()
@@ -152,16 +201,8 @@ class WatchCache:
             entry.is_confirmed = False
         yield entry
         if entry.pool is None and not entry.children and not entry.pods:
-            del self._entries[key]
+            self._remove(key)
 
 
 def _labelled(body: Json) -> Key:
     return (body["metadata"]["namespace"], body["metadata"]["labels"][child_metadata.POOL])
-
-
-def _take_in(bodies: dict[K, Json], key: K, event_type: str | None, body: Json) -> None:
-    """The deletion of an object may be reported after the creation of its namesake, hence the uid decides."""
-    if event_type != "DELETED":
-        bodies[key] = body
-    elif key in bodies and bodies[key]["metadata"]["uid"] == body["metadata"]["uid"]:
-        del bodies[key]

@@ -105,8 +105,10 @@ function operations.create()
   if known or redis.call('EXISTS', key('record', args.id)) == 1 then return fail('relquery_exists') end
   local function total(name) return tonumber(redis.call('HGET', totals, name) or 0) end
   if total('running:' .. args.tenant) >= args.most_running then return fail('tenant-limit', 'running') end
-  if total('bytes:' .. args.tenant) + args.rows_bytes > args.most_tenant_bytes then return fail('tenant-limit', 'bytes') end
-  if total('bytes') + args.rows_bytes > args.most_bytes then return fail('saturated', 'bytes') end
+  local own = total('bytes:' .. args.tenant) + args.rows_bytes
+  if own > args.most_tenant_bytes then return fail('tenant-limit', 'bytes') end
+  -- As in `workflow.lua`: a tenant may have as much as is left for all.
+  if own > args.most_bytes - total('bytes') then return fail('saturated', 'bytes') end
   local kept_ms = args.lasts_ms + args.retention_ms + 3600 * 1000
   -- A connection that broke after a push makes its client push the same rows again.
   if redis.call('LLEN', key('rows', args.upload)) ~= args.total then return fail('rows_lapsed') end

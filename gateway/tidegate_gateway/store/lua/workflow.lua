@@ -28,7 +28,7 @@ local sizes, totals = KEYS[1] .. 'sizes', KEYS[1] .. 'totals'
 local longest_ms = 8 * 24 * 3600 * 1000 -- the longest deadline, and a day
 local OVERHEAD = 768 -- bytes of a workflow's keys and entries in the indexes
 local OVERHEAD_OF_KEY = 256 -- bytes of the entries for one Idempotency-Key
-local MOST_REMOVED = 20 -- workflows that one request removes
+local MOST_REMOVED = 128 -- workflows that one request removes; as many small ones have the bytes of the largest new one
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
@@ -225,20 +225,23 @@ local function remove_oldest(whose)
   return true
 end
 
--- The bound that a tenant, or all have reached: 'tenant-limit', 'saturated' or nil.
+-- The bound that a tenant has reached: 'tenant-limit', 'saturated' or nil. It may have as much as is left for all (the
+-- dynamic threshold of Choudhury and Hahne, 1998), so n tenants that take what they can leave 1/(n+1) of the store.
 local function reached(tenant)
   local own, all = unpack(redis.call('HMGET', totals, 'bytes:' .. tenant, 'bytes'))
-  return tonumber(own or 0) >= args.most_tenant_bytes and 'tenant-limit'
-    or tonumber(all or 0) >= args.most_bytes and 'saturated'
+  own = tonumber(own or 0)
+  return own >= args.most_tenant_bytes and 'tenant-limit'
+    or own >= args.most_bytes - tonumber(all or 0) and 'saturated'
     or nil
 end
 
 -- The bound that leaves no room for more of a tenant, or nil. Workflows that have ended make room before their retention is
--- over, the oldest first.
+-- over, the oldest first: those of the tenant, and if the store is full, then those of others.
 local function full(tenant)
   for left = MOST_REMOVED, 0, -1 do
     local code = reached(tenant)
-    if not code or left == 0 or not remove_oldest(code == 'saturated' and '' or ':' .. tenant) then return code end
+    if not code or left == 0 then return code end
+    if not remove_oldest(':' .. tenant) and not (code == 'saturated' and remove_oldest('')) then return code end
   end
 end
 
