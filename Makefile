@@ -25,7 +25,8 @@ PROMISE_TESTS := $(addprefix tests/gateway/,test_bad_input.py test_bad_input_fie
   test_parsing_work.py) $(addprefix tests/operator/,test_operator.py test_rollout.py test_watches.py test_controller.py \
   test_pool_status.py test_steering_alone.py test_crd.py test_reconcile.py test_pool_secret.py test_reinstall.py \
   test_lease.py test_operator_log.py test_trouble_in_time.py test_upgrade.py test_rollback.py test_default_resources.py \
-  test_store_status.py test_canary_under_load.py test_crd_style.py test_scaling_alone.py test_canary_alone.py)
+  test_store_status.py test_canary_under_load.py test_crd_style.py test_scaling_alone.py test_canary_alone.py \
+  test_watch_cache.py test_api_server_answers.py)
 
 .PHONY: help client install compiled up test lint e2e bench bench-gateway bench-engine bench-operator bench-real docs lock proto kubernetes clean faults page-image steering-demo dashboard-images vllm-tests
 
@@ -54,7 +55,8 @@ faults: install ## all fault tests, with floods, slow clients, a soak of SOAK_MI
 	TIDEGATE_INTERPRETED=1 $(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-profile random $(PURE_TESTS)
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(PROMISE_TESTS)
 	TIDEGATE_FAULTS=$(FIGURES) $(BIN)/python -m pytest tests/faults tests/operator/test_idle_pools.py \
-	  tests/operator/test_edits_and_streams.py tests/operator/test_api_server_faults.py tests/engine/test_long_engine_queue.py
+	  tests/operator/test_edits_and_streams.py tests/operator/test_api_server_faults.py \
+	  tests/operator/test_labelled_objects.py tests/engine/test_long_engine_queue.py
 
 lint: $(VENV)/.installed-all ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .

@@ -263,7 +263,7 @@ def _rejection(
             return error_table.Shed(
                 DropReason.SATURATED,
                 retry_after_s=RETRY_S,
-                message="the store has too many bytes of relQueries; try later",
+                message="the store has less room left than the tenant's relQueries need in it; try later",
             )
         case "relquery_not_repeated":
             return no_results_yet()
