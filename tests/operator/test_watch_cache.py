@@ -119,7 +119,7 @@ async def test_a_pool_that_appears_after_its_objects_is_incomplete_until_it_is_r
     assert not cache.is_confirmed(KEY)
 
 
-async def test_the_objects_of_a_namespace_are_bounded_and_those_of_others_are_not_affected(monkeypatch):
+async def test_the_objects_of_a_namespace_are_bounded_and_those_of_others_are_not_affected(monkeypatch, caplog):
     monkeypatch.setattr(object_parts, "MOST_BYTES", 50_000)
     cache, elsewhere = watch_cache.WatchCache(), large("theirs", 10_000)
     elsewhere["metadata"]["namespace"] = "other"
@@ -130,6 +130,8 @@ async def test_the_objects_of_a_namespace_are_bounded_and_those_of_others_are_no
     assert cache.bytes_in("prod") <= 50_000
     assert len(await cache.children(*KEY)) + len(await cache.pods(*KEY)) < 8
     assert not cache.is_confirmed(KEY), "objects are missing"
+    assert not cache.is_complete(KEY)
+    assert caplog.messages == ["pool prod/chat is not steered: its namespace has too many objects of pools"]
     cache.on_pool("ADDED", body("chat", kind="ServingPool") | {"metadata": elsewhere["metadata"] | {"name": "chat"}})
     cache.on_child("ADDED", elsewhere)
     assert names(await cache.children("other", "chat")) == ["theirs"]
@@ -137,6 +139,7 @@ async def test_the_objects_of_a_namespace_are_bounded_and_those_of_others_are_no
         cache.on_child("DELETED", large(f"large-{number}", 10_000))
         cache.on_pod("DELETED", large(f"pod-{number}", 10_000, kind="Pod"))
     assert cache.is_confirmed(KEY)
+    assert cache.is_complete(KEY)
     cache.forget("prod")
     assert cache.bytes_in("prod") == 0
 

@@ -9,12 +9,13 @@ event that arrives during a `refresh` is newer than its answer; then the entry s
 objects are listed one by one, so an entry that was never refreshed may lack anything.
 
 Of objects that the pool does not own only the names are kept. What the pools of one namespace have is bounded
-(`object_parts.MOST_BYTES`): objects beyond are absent, and their entry stays unconfirmed.
+(`object_parts.MOST_BYTES`): objects beyond are absent, and their entry is neither confirmed nor complete.
 """
 
 import collections
 import contextlib
 import itertools
+import logging
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -23,6 +24,8 @@ from tidegate_operator import cluster, objects
 from tidegate_operator.cluster import object_parts
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
+
+log = logging.getLogger(__name__)
 
 Key = tuple[str, str]
 """Namespace and name of a pool."""
@@ -81,7 +84,8 @@ class WatchCache:
     def is_complete(self, key: Key) -> bool:
         """Whether the cache lacks no object of the pool, so that the absence of one means something. While the cache is not
         confirmed, it may hold deleted ones too."""
-        return self._entry(key).is_complete
+        entry = self._entry(key)
+        return entry.is_complete and not entry.left_out
 
     def knows(self, key: Key) -> bool:
         """Whether a watch has reported the pool or an object of it."""
@@ -180,6 +184,9 @@ class WatchCache:
             return
         size = object_parts.bytes_of(body)
         if self._bytes[namespace] + size > object_parts.MOST_BYTES:
+            if not entry.left_out:
+                pool = body["metadata"]["labels"][child_metadata.POOL]
+                log.warning("pool %s/%s is not steered: its namespace has too many objects of pools", namespace, pool)
             entry.left_out.add(key)
         else:
             bodies[key], entry.bytes[key] = body, size
