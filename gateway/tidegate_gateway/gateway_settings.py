@@ -174,8 +174,7 @@ class Store:
     """Workflows of one tenant in the store, about 1.5 KiB for one with three stages. Above, those that ended first are
     removed before their retention is over; when that is not enough, new ones are shed."""
     total_bytes: int = 1024 * 1024 * 1024
-    """Workflows of all tenants in the store. A tenant may have as much as is left of it: its new workflows are shed before
-    others have no room."""
+    """Workflows of all tenants in the store. Of its own bound a tenant has the part that is free of this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +194,7 @@ class RelQueries:
     tenant_bytes: int = 512 * 1024 * 1024
     """Rows and results of one tenant in the store; above, its new relQueries are shed."""
     store_bytes: int = 2 * 1024 * 1024 * 1024
-    """Rows and results of all tenants in the store. A tenant may have as much as is left of it."""
+    """Rows and results of all tenants in the store. Of its own bound a tenant has the part that is free of this one."""
     lasts_s: float = 24 * 3600.0
     """The time of a relQuery without a deadline; then it is expired."""
     window: int = 256

@@ -1,14 +1,15 @@
 """What the requests of one tenant may hold of a budget that all tenants share: bytes of bodies, or calls.
 
-The budget is bounded in sum. A tenant may hold twice as much as is free, so a tenant that takes all it can get leaves a
-third, and the requests of the others still come in (Choudhury and Hahne, "Dynamic queue length thresholds for
+The budget is bounded in sum. A tenant that is alone may hold twice as much as is free, so one that takes all it can get
+leaves a third. Beside others a tenant may hold half of what is free: tenants that take all they can get, together or one
+after the other, leave room for the requests of others (Choudhury and Hahne, "Dynamic queue length thresholds for
 shared-memory packet switches", 1998).
 """
 
 import collections
 
-PART = 2.0
-"""A tenant may hold so many times what is free."""
+ALONE, BESIDE = 2.0, 0.5
+"""A tenant may hold so many times what is free, without and with others that hold something."""
 
 
 class TenantBudget:
@@ -31,7 +32,8 @@ class TenantBudget:
 
     def fits(self, tenant: str) -> bool:
         """The tenant holds no more than it may hold."""
-        return self._of_tenant[tenant] <= PART * (self._most - self.used)
+        own = self._of_tenant[tenant]
+        return own <= (ALONE if own == self.used else BESIDE) * (self._most - self.used)
 
 
 class Held:

@@ -295,6 +295,15 @@ async def test_rows_with_large_prompts_of_a_tenant_are_sent_one_after_the_other(
         assert 1 <= most <= 2, "one of each tenant"
 
 
+async def test_a_tenant_with_many_relqueries_leaves_places_for_another(up: Any, until: Any) -> None:
+    async with fake_engine.engine(hang=True) as engine, up(engine, relqueries={"running": 8}) as client:
+        for tenant in ("a",) * 8 + ("b",):
+            body = relquery_requests.body(2, stream=False)
+            status, _, _ = await client.send("POST", PATH, json=body, headers={"x-tidegate-tenant": tenant})
+            assert status == 201
+        await until(lambda: "b" in {body["vllm_xargs"]["tg.tenant"] for body in engine.bodies})
+
+
 async def test_tenants_share_the_rows_in_flight_however_many_relqueries_they_have(up: Any, until: Any) -> None:
     async with (
         fake_engine.engine(first_s=0.05) as engine,

@@ -1,6 +1,7 @@
 """The relQueries of the store: leases, the first result of a row, bounds, and what is left when all is over."""
 
 import asyncio
+import collections
 import dataclasses
 import secrets
 from collections.abc import AsyncIterator
@@ -93,29 +94,29 @@ async def test_a_creation_that_a_broken_connection_made_its_client_send_twice_co
 async def test_a_lapsed_lease_is_taken_over_once(stores: Any, until: Any) -> None:
     one, two = stores
     name = (await create(one, spec=b'{"x": 1}')).id
-    assert (await two.hold([], 9)).taken == ()
+    assert (await two.hold([], 99)).taken == ()
     for _ in range(8):
-        assert name not in (await one.hold([name], 9)).lost
+        assert name not in (await one.hold([name], 99)).lost
         await asyncio.sleep(0.06)
-    assert (await two.hold([], 9)).taken == ()
+    assert (await two.hold([], 99)).taken == ()
     (taken,) = await until(lambda: _taken(two))
     assert (taken.id, taken.owner) == (name, "g2")
     assert await two.spec(name, by="t") == b'{"x": 1}'
-    held = await one.hold([name], 9)
+    held = await one.hold([name], 99)
     assert (held.lost, held.taken) == ({name}, ())
     await two.release([name])
-    assert [item.id for item in (await one.hold([], 9)).taken] == [name], "a released lease is free at once"
+    assert [item.id for item in (await one.hold([], 99)).taken] == [name], "a released lease is free at once"
 
 
 async def _taken(store: relquery_store.RelQueryStore) -> Any:
-    return (await store.hold([], 9)).taken
+    return (await store.hold([], 99)).taken
 
 
 async def test_a_relquery_that_no_gateway_had_room_for_waits_without_an_owner(stores: Any) -> None:
     one, two = stores
     created = await create(one, owned=False)
     assert created.owner == ""
-    assert [item.id for item in (await two.hold([], 9)).taken] == [created.id]
+    assert [item.id for item in (await two.hold([], 99)).taken] == [created.id]
 
 
 async def test_pages_are_bounded_by_bytes_and_number(stores: Any) -> None:
@@ -138,6 +139,22 @@ async def test_pages_are_bounded_by_bytes_and_number(stores: Any) -> None:
     assert len(await one.rows(name, 0, 1, by="t")) == 1
 
 
+async def test_tenants_with_many_relqueries_do_not_take_all_places(stores: Any) -> None:
+    """Twenty tenants with sixteen relQueries each, and one with one, whose id is the last; a gateway has 256 places."""
+    one, _ = stores
+    for number in range(320):
+        await create(one, 1, owned=False, id=f"a{number:03}", tenant=f"t{number // 16:02}")
+    await create(one, 1, owned=False, id="z", tenant="another")
+    taken = (await one.hold([], 256)).taken
+    assert "z" in {item.id for item in taken}
+    of_one = collections.Counter(item.tenant for item in taken)
+    assert len(of_one) == 21
+    assert 150 < len(taken) < 256
+    late = await create(one, 1, owned=False, id="zz", tenant="late")
+    held = [item.id for item in taken]
+    assert late.id in {item.id for item in (await one.hold(held, 256 - len(held))).taken}
+
+
 async def test_what_rows_have_in_common_is_not_in_every_answer(stores: Any, valkey_url: str) -> None:
     one, two = stores
     names = [(await create(one, spec=b"x" * 500_000)).id for _ in range(8)]
@@ -147,9 +164,9 @@ async def test_what_rows_have_in_common_is_not_in_every_answer(stores: Any, valk
         return int((await client.info("stats"))["total_net_output_bytes"])
 
     before = await sent()
-    await one.hold(names, 9)
+    await one.hold(names, 99)
     await one.release(names)
-    assert len((await two.hold([], 9)).taken) == 8
+    assert len((await two.hold([], 99)).taken) == 8
     for name in names:
         await two.get(name)
         await two.finish(name, 0, b"{}", ok=True)

@@ -16,12 +16,24 @@ def test_a_tenant_that_fills_the_memory_leaves_room_for_the_others() -> None:
     while flood.fits:
         flood.add(1)
     assert flood.units == MANY * 2 // 3 + 1
-    honest.add(MANY // 6)
+    honest.add(MANY // 10)
     assert honest.fits
     assert not flood.fits
     flood.release()
     assert flood.fits
-    assert budget.used == MANY // 6
+    assert budget.used == MANY // 10
+
+
+def test_tenants_that_fill_the_memory_one_after_the_other_leave_room_for_another() -> None:
+    """Seven tenants left a part in two thousand when each could have twice what was free."""
+    budget = tenant_budget.TenantBudget(100_000)
+    for number in range(7):
+        flood = budget.hold(f"flood {number}")
+        while flood.fits:
+            flood.add(10)
+    honest = budget.hold("honest")
+    honest.add(900)
+    assert honest.fits
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abc"), st.integers(0, 50)), max_size=50))

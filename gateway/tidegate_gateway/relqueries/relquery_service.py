@@ -146,7 +146,7 @@ class RelQueries:
                 digest=digest.hexdigest(),
                 repeats=after > 0,
             )
-            owned = self._runner.has_room
+            owned = self._runner.has_room(tenant)
             record = await self._ask(lambda store: store.create(new, owned=owned), new.id, by)
         finally:
             with contextlib.suppress(error_table.GatewayError):  # there are no rows if they became the relQuery's
@@ -263,7 +263,7 @@ def _rejection(
             return error_table.Shed(
                 DropReason.SATURATED,
                 retry_after_s=RETRY_S,
-                message="the store has less room left than the tenant's relQueries need in it; try later",
+                message="the store is more than half full, and this is more than the tenant's part of what is left",
             )
         case "relquery_not_repeated":
             return no_results_yet()

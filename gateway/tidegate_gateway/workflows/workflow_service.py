@@ -38,7 +38,7 @@ SILENT_S = 15.0
 """Proxies end a stream that is silent for longer."""
 FULL = {
     DropReason.TENANT_LIMIT.value: "the tenant's workflows have too many bytes in the store; wait until some have ended",
-    DropReason.SATURATED.value: "the store has less room left than the tenant's workflows have bytes in it; try later",
+    DropReason.SATURATED.value: "the store is more than half full, and the tenant has its part of what is left; try later",
 }
 RETRY_S = 5.0
 """Until the store may have room again."""

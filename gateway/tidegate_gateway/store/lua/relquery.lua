@@ -20,6 +20,7 @@ local FIELDS = { 'id', 'tenant', 'status', 'model', 'total', 'completed', 'faile
   'bytes', 'rows_bytes', 'owner' } -- all but the spec and the upload
 local NUMBERS = { 'total', 'completed', 'failed', 'created_ms', 'expires_ms', 'ended_ms', 'bytes', 'rows_bytes' }
 
+local LOOKED = 1000 -- relQueries that wait for a gateway, of which one that has room looks at
 local PIECE = 8 -- items of a list that are read at once: a result may have 1 MiB
 
 local function key(kind, id) return prefix .. kind .. ':' .. id end
@@ -106,9 +107,10 @@ function operations.create()
   local function total(name) return tonumber(redis.call('HGET', totals, name) or 0) end
   if total('running:' .. args.tenant) >= args.most_running then return fail('tenant-limit', 'running') end
   local own = total('bytes:' .. args.tenant) + args.rows_bytes
-  if own > args.most_tenant_bytes then return fail('tenant-limit', 'bytes') end
-  -- As in `workflow.lua`: a tenant may have as much as is left for all.
-  if own > args.most_bytes - total('bytes') then return fail('saturated', 'bytes') end
+  local free = math.max(args.most_bytes - total('bytes'), 0)
+  if own > math.min(args.most_tenant_bytes, args.most_bytes) * free / args.most_bytes then -- as in `workflow.lua`
+    return fail(2 * free < args.most_bytes and 'saturated' or 'tenant-limit', 'bytes')
+  end
   local kept_ms = args.lasts_ms + args.retention_ms + 3600 * 1000
   -- A connection that broke after a push makes its client push the same rows again.
   if redis.call('LLEN', key('rows', args.upload)) ~= args.total then return fail('rows_lapsed') end
@@ -200,25 +202,32 @@ function operations.spec()
   return redis.call('HGET', key('record', args.id), 'spec')
 end
 
--- Renews the leases of the caller's relQueries and takes over some whose leases have lapsed.
+-- Renews the leases of the caller's relQueries and takes over some whose leases have lapsed, at most `args.most`. A tenant
+-- may have the part of its bound that is free of the caller's places, and always one.
 function operations.hold()
   remove_lapsed()
   keep()
-  local lost, taken = {}, {}
+  local lost, taken, running = {}, {}, {}
   for _, id in ipairs(args.held) do
     local doc = load(id)
     if doc and doc.status == 'in_progress' and doc.owner == args.gateway then
       redis.call('ZADD', leases, now_ms + args.lease_ms, id)
+      running[doc.tenant] = (running[doc.tenant] or 0) + 1
     else
       lost[#lost + 1] = id
     end
   end
-  local lapsed = args.most > 0 and redis.call('ZRANGEBYSCORE', leases, '-inf', now_ms, 'LIMIT', 0, args.most) or {}
+  local free, places = args.most, args.most + #args.held
+  local lapsed = free > 0 and redis.call('ZRANGEBYSCORE', leases, '-inf', now_ms, 'LIMIT', 0, LOOKED) or {}
   for _, id in ipairs(lapsed) do
-    local doc = load(id)
-    if not doc then
+    if free == 0 then break end
+    local tenant = redis.call('HGET', key('record', id), 'tenant')
+    local own = tenant and running[tenant] or 0
+    local doc = own < math.max(math.min(args.most_running, places) * free / places, 1) and load(id)
+    if not tenant then
       redis.call('ZREM', leases, id)
-    elseif doc.status == 'in_progress' then
+    elseif doc and doc.status == 'in_progress' then
+      running[tenant], free = own + 1, free - 1
       doc.owner = args.gateway
       redis.call('HSET', key('record', id), 'owner', args.gateway)
       redis.call('ZADD', leases, now_ms + args.lease_ms, id)

@@ -225,14 +225,14 @@ local function remove_oldest(whose)
   return true
 end
 
--- The bound that a tenant has reached: 'tenant-limit', 'saturated' or nil. It may have as much as is left for all (the
--- dynamic threshold of Choudhury and Hahne, 1998), so n tenants that take what they can leave 1/(n+1) of the store.
+-- The bound that a tenant has reached: 'tenant-limit', 'saturated' or nil. Of its bound it has the part that is free of the
+-- store (the dynamic threshold of Choudhury and Hahne, 1998): tenants that take what they can, together or one after the
+-- other, leave room for others. The store is the reason once half of it is taken.
 local function reached(tenant)
   local own, all = unpack(redis.call('HMGET', totals, 'bytes:' .. tenant, 'bytes'))
-  own = tonumber(own or 0)
-  return own >= args.most_tenant_bytes and 'tenant-limit'
-    or own >= args.most_bytes - tonumber(all or 0) and 'saturated'
-    or nil
+  local free = math.max(args.most_bytes - tonumber(all or 0), 0)
+  if tonumber(own or 0) < math.min(args.most_tenant_bytes, args.most_bytes) * free / args.most_bytes then return nil end
+  return 2 * free < args.most_bytes and 'saturated' or 'tenant-limit'
 end
 
 -- The bound that leaves no room for more of a tenant, or nil. Workflows that have ended make room before their retention is
