@@ -5,15 +5,18 @@ daemons and change handlers would put finalizers and annotations on the pools, a
 the operator is down.
 """
 
+import logging
 from collections.abc import Iterable
 from typing import Any, Protocol
 
 import kopf
 
-from tidegate_operator import objects
+from tidegate_operator import objects, watch_session
 from tidegate_operator.cluster import object_parts
 from tidegate_operator.render import child_metadata
 from tidegate_operator.spec import Json
+
+log = logging.getLogger(__name__)
 
 registry = kopf.OperatorRegistry()
 
@@ -58,13 +61,18 @@ def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
 
 
 @kopf.on.login(registry=registry, retries=10)
-def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-    return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
+    info = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+    return None if info is None else watch_session.of(info)
 
 
 @kopf.on.event(child_metadata.GROUP, child_metadata.VERSION, child_metadata.PLURAL, registry=registry)
 async def pool_event(memo: Receiver, event: kopf.RawEvent, **_: Any) -> None:
-    memo.on_pool(event["type"], objects.without_managed_fields(event["object"]))
+    body = event["object"]
+    if "spec" in body or event["type"] == "DELETED":
+        memo.on_pool(event["type"], objects.without_managed_fields(body))
+    else:
+        log.warning("pool %s/%s has too many parts to be read", body["metadata"]["namespace"], body["metadata"]["name"])
 
 
 async def child_event(memo: Receiver, event: kopf.RawEvent, **_: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-OPERATOR = {"__main__", "cluster", "handlers", "watches"}
+OPERATOR = {"__main__", "cluster", "handlers", "watch_session", "watches"}
 """The modules of the operator that may import kopf and Kubernetes clients."""
 GATEWAY: set[str] = set()
 """The modules of the gateway without a layer."""

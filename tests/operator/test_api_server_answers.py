@@ -11,7 +11,7 @@ from kubernetes.aio import client
 from tidegate_operator import objects
 from tidegate_operator.cluster import ClusterError, RejectedError, api_server, object_parts
 
-SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "prod", "name": "chat"}}
+SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "prod", "name": "chat"}, "spec": {}}
 
 
 class Answer:

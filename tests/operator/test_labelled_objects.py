@@ -8,14 +8,24 @@ import pytest
 import operator_doubles
 from tidegate_operator import objects
 
-OBJECTS, TEXT_BYTES = (450 if "TIDEGATE_FAULTS" in os.environ else 90), 900_000
+IS_FULL = "TIDEGATE_FAULTS" in os.environ
 MOST_MIB = 256
 """Half of the limit of the chart."""
+CONFIG_MAPS, NETWORK_POLICIES = objects.CHILD_KINDS[1], objects.CHILD_KINDS[6]
+LARGE = {"data": {"text": "x" * 900_000}}
+MANY_PARTS = {"spec": {"podSelector": {}, "ingress": [{}] * 600_000}}
+"""Each part takes as much memory as thirty bytes of text."""
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore:Sending a large body")
+@pytest.mark.parametrize(
+    ("kind", "content", "count"),
+    [(CONFIG_MAPS, LARGE, 450 if IS_FULL else 90), (NETWORK_POLICIES, MANY_PARTS, 32 if IS_FULL else 16)],
+    ids=["ConfigMaps of 0.9 MB", "NetworkPolicies of 600,000 rules"],
+)
 async def test_large_objects_with_the_label_of_a_pool_do_not_fill_the_memory_of_the_operator(
-    cluster, kubectl, installed, namespace, eventually, figure
+    cluster, kubectl, installed, namespace, eventually, figure, kind, content, count
 ):
     installed.start("first", namespace)
     kubectl("create", "-f", "-", body=operator_doubles.pool(gateway={"replicas": 1}))
@@ -28,12 +38,11 @@ async def test_large_objects_with_the_label_of_a_pool_do_not_fill_the_memory_of_
         "uid": uid,
         "controller": True,
     }
-    for number in range(OBJECTS):
+    for number in range(count):
         owners = [forged] if number % 3 == 0 else []
         labels = {"tidegate.dev/pool": ("chat", "chat", "absent", "")[number % 4]}
         metadata = {"name": f"large-{number}", "labels": labels, "ownerReferences": owners}
-        body = {"metadata": metadata, "data": {"text": "x" * TEXT_BYTES}}
-        await cluster.ask("POST", objects.CONFIG_MAPS.path(namespace), body)
+        await cluster.ask("POST", kind.path(namespace), {"metadata": metadata, **content})
     running = installed.peak_mib("first")
     installed.stop("first")
     installed.start("again", namespace)
@@ -42,7 +51,7 @@ async def test_large_objects_with_the_label_of_a_pool_do_not_fill_the_memory_of_
     started = installed.peak_mib("again")
     most = max(running, started)
     figure(
-        f"{OBJECTS} ConfigMaps of 0.9 MB with the label of a pool: memory of an operator, running and started, MiB",
+        f"{count} {kind.plural} with the label of a pool: memory of an operator, running and started, MiB",
         f"{running:.0f}, {started:.0f}",
         goal=f"{MOST_MIB}",
         met=most < MOST_MIB,

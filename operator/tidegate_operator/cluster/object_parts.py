@@ -1,12 +1,14 @@
-"""How much is kept of the objects with a pool's label: what the operator reads, and no more than a namespace may have.
+"""How much is read and kept of the objects with a pool's label: what the operator needs, within bounds.
 
-Whoever may write in a namespace can put the label on objects of a megabyte each. An operator that kept them whole needed
-258 MiB more for 300 ConfigMaps, and was killed at each start (decision 63).
+Whoever may write in a namespace can put the label on objects of a megabyte each, and on objects of a million parts, which
+take twenty times their bytes as Python objects. An operator that read and kept them whole was killed at each start
+(decision 63). So an object with more parts than any of a pool has is known by its name only, before it is parsed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
 import orjson
 
 from tidegate_operator.render import child_metadata
@@ -14,6 +16,8 @@ from tidegate_operator.spec import Json
 
 PAGE = 4
 """Objects of one answer of the API server, of which each may have 1.5 MiB."""
+MOST_PARTS, MOST_POOL_PARTS = 32 * 1024, 256 * 1024
+"""Objects, lists and commas in the JSON of an object, and in that of a ServingPool."""
 MOST_BYTES = 64 * 1024 * 1024
 """Of the objects of the pools of a namespace that are kept, as `bytes_of` counts them."""
 MOST_LISTED_BYTES = 16 * 1024 * 1024
@@ -24,6 +28,73 @@ _IDENTITY = ("name", "namespace", "uid", "deletionTimestamp")
 _PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
 _UNREAD = frozenset({"env", "envFrom", "command", "args", "volumeMounts", *_PROBES})
 """Fields of the containers of a pod that nothing reads."""
+
+
+class Labels(msgspec.Struct, omit_defaults=True):
+    pool: str | None = msgspec.field(default=None, name=child_metadata.POOL)
+
+
+class Metadata(msgspec.Struct, omit_defaults=True):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resourceVersion: str = ""
+    deletionTimestamp: str | None = None
+    labels: Labels = msgspec.field(default_factory=Labels)
+
+
+class Identity(msgspec.Struct, omit_defaults=True):
+    """Which object it is. msgspec makes no Python object of the other fields."""
+
+    apiVersion: str = ""
+    kind: str = ""
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
+
+
+class Listed(msgspec.Struct):
+    """A list, or a page of one."""
+
+    items: list[msgspec.Raw]
+    apiVersion: str = ""
+    kind: str = ""
+    metadata: dict[str, Any] | None = None
+
+
+class Event(msgspec.Struct):
+    """A line of a watch."""
+
+    type: str
+    object: msgspec.Raw
+
+
+_identity = msgspec.json.Decoder(Identity)
+_listed = msgspec.json.Decoder(Listed)
+_event = msgspec.json.Decoder(Event)
+
+
+def parsed(text: bytes) -> Any:
+    """What a text of JSON says; the identity of an object that has too many parts. Raises ValueError."""
+    parts = text.count(b",") + text.count(b"{") + text.count(b"[")
+    if parts > MOST_PARTS:
+        found = _identity.decode(text)
+        if parts > (MOST_POOL_PARTS if found.kind == child_metadata.KIND else MOST_PARTS):
+            return msgspec.to_builtins(found)
+    return orjson.loads(text)
+
+
+def page(text: bytes) -> tuple[list[Any], Listed]:
+    """The objects of a list, each as `parsed`, and the list. Raises ValueError, and `msgspec.ValidationError` for JSON that
+    is no list."""
+    listed = _listed.decode(text)
+    return [parsed(bytes(item)) for item in listed.items], listed
+
+
+def event(line: bytes) -> bytes:
+    """A line of a watch, with the identity of an object that has too many parts. Raises ValueError."""
+    if line.count(b",") + line.count(b"{") + line.count(b"[") <= MOST_PARTS:
+        return line
+    found = _event.decode(line)
+    return orjson.dumps({"type": found.type, "object": parsed(bytes(found.object))})
 
 
 def bytes_of(body: Json) -> int:
@@ -70,15 +141,15 @@ class Listing:
         self._pool = pool
         self._room = MOST_LISTED_BYTES
 
-    def children(self, page: Iterable[Json]) -> Iterator[Json]:
+    def children(self, listed: Iterable[Json]) -> Iterator[Json]:
         """Objects that the pool owns as they are, and the names of others."""
-        for body in page:
+        for body in listed:
             kept = body if claims(body, self._pool) else name_of(body)
             if self._fits(kept):
                 yield kept
 
-    def pods(self, page: Iterable[Json]) -> Iterator[Json]:
-        return filter(self._fits, map(of_pod, page))
+    def pods(self, listed: Iterable[Json]) -> Iterator[Json]:
+        return filter(self._fits, map(of_pod, listed))
 
     def _fits(self, body: Json) -> bool:
         size = bytes_of(body)
