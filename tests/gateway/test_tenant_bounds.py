@@ -1,7 +1,9 @@
 """What one tenant may take of the gateway at a time: bytes of bodies, and bytes of what it reads."""
 
 import asyncio
+import collections
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,6 +59,29 @@ def test_what_a_lost_connection_has_released_is_not_given_back_again() -> None:
     lost.release()
     lost.add(-60)
     assert (budget.used, lost.units, other.units) == (30, 0, 30)
+
+
+async def test_many_tenants_together_spend_as_much_as_a_few() -> None:
+    """Twenty tenants, whose pace together is that of two, and one that comes later and spends little."""
+    pace = tenant_pace.TenantPace(1000.0, tenants=2)
+    loop, done = asyncio.get_running_loop(), collections.Counter[str]()
+
+    async def spend(tenant: str) -> None:
+        while True:
+            await pace.spend(tenant, 10.0)
+            done[tenant] += 1
+
+    tasks = [asyncio.create_task(spend(f"flood {number}")) for number in range(20)]
+    began_s = loop.time()
+    await asyncio.sleep(0.5)
+    took_s = loop.time() - began_s
+    assert 20 < done.total() < 20 * 5 + 300 * took_s, "alone each could spend 100 times a second"
+    with pytest.raises(StopIteration):  # it ends without a wait
+        pace.spend("late", 10.0).send(None)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert not pace._waiting
 
 
 async def test_a_tenant_that_spends_much_waits_and_the_others_do_not() -> None:

@@ -9,8 +9,9 @@ from tidegate_gateway import tenant_pace
 
 T = TypeVar("T")
 
-LOOKS_PER_S = 100.0
-"""Looks of one tenant. Fifty watches of workflows that do not change are looked at without a delay."""
+LOOKS_PER_S, TENANTS = 100.0, 5
+"""Looks of one tenant, and of how many tenants all together have the looks. Fifty watches of workflows that do not change
+are looked at without a delay."""
 
 
 class WorkflowLooks(Generic[T]):
@@ -19,7 +20,7 @@ class WorkflowLooks(Generic[T]):
     def __init__(self) -> None:
         self._pending: dict[Hashable, _Look[T]] = {}
         """Looks that have not begun."""
-        self._pace = tenant_pace.TenantPace(LOOKS_PER_S)
+        self._pace = tenant_pace.TenantPace(LOOKS_PER_S, tenants=TENANTS)
 
     async def look(self, what: Hashable, tenant: str | None, look: Callable[[], Awaitable[T]]) -> T:
         """What `look` finds, or a look at the same thing that begins later than this call. Raises what `look` raises."""

@@ -45,6 +45,8 @@ RETRY_S = 5.0
 SHOWN_BYTES_PER_S = 4 * 1024 * 1024
 """Of records that the watches of one tenant compare and show. A watch of a large workflow by many clients shows changes
 later."""
+SHOWS_AT_ONCE = 16
+"""Records that watches show in one turn of the event loop; most take less than a millisecond."""
 BATCH, MOST_BATCHES = 100, 10
 """Records that one round of housekeeping touches."""
 READS, READ_S = 8, 10.0
@@ -96,7 +98,8 @@ class Workflows:
         self._over = over
         self._steps = loop_steps.LoopSteps()
         self._looks: workflow_looks.WorkflowLooks[tuple[store_contract.Record, int]] = workflow_looks.WorkflowLooks()
-        self._shown = tenant_pace.TenantPace(SHOWN_BYTES_PER_S, burst_s=1.0)
+        self._shown = tenant_pace.TenantPace(SHOWN_BYTES_PER_S, burst_s=0.25, tenants=workflow_looks.TENANTS)
+        self._shows = loop_steps.TenantTurns(SHOWS_AT_ONCE)
         self._places = tenant_places.TenantPlaces(READS)
         self._link = link
         self._metrics = metrics
@@ -231,7 +234,7 @@ class Workflows:
             size = new_size
             same = dataclasses.replace(record, now_ms=0)
             if same != seen:
-                await self._steps.of(by.tenant).next()  # many watchers may have a large record to show
+                await self._shows.next(by.tenant or "")
                 yield record
                 seen, look_s, shown_at_s = same, LEAST_LOOK_S, time.monotonic()
             elif time.monotonic() >= shown_at_s + SILENT_S:
