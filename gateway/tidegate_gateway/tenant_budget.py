@@ -1,14 +1,14 @@
 """What the requests of one tenant may hold of a budget that all tenants share: bytes of bodies, or calls.
 
 The budget is bounded in sum. A tenant that is alone may hold twice as much as is free, so one that takes all it can get
-leaves a third. Beside others a tenant may hold half of what is free: tenants that take all they can get, together or one
+leaves a third. Beside others a tenant may hold as much as is free: tenants that take all they can get, together or one
 after the other, leave room for the requests of others (Choudhury and Hahne, "Dynamic queue length thresholds for
 shared-memory packet switches", 1998).
 """
 
 import collections
 
-ALONE, BESIDE = 2.0, 0.5
+ALONE, BESIDE = 2.0, 1.0
 """A tenant may hold so many times what is free, without and with others that hold something."""
 
 

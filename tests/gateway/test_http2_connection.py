@@ -182,7 +182,7 @@ async def connected(client: Any) -> AsyncIterator[tuple[asyncio.StreamReader, as
         http2_frames.PREFACE + http2_frames.frame(http2_frames.HEADERS, 0, 1) * 2,
         http2_frames.PREFACE
         + http2_frames.frame(http2_frames.HEADERS, 0, 1)
-        + http2_frames.frame(http2_frames.CONTINUATION, 0, 1, b"\x82" * 16_000) * 4,
+        + http2_frames.frame(http2_frames.CONTINUATION, 0, 1, b"\x82" * 16_000) * 5,
     ],
 )
 async def test_bytes_that_are_no_protocol_end_the_connection(up: Any, sent: bytes) -> None:

@@ -18,12 +18,12 @@ def test_a_tenant_that_fills_the_memory_leaves_room_for_the_others() -> None:
     while flood.fits:
         flood.add(1)
     assert flood.units == MANY * 2 // 3 + 1
-    honest.add(MANY // 10)
+    honest.add(MANY // 6 - 1)
     assert honest.fits
     assert not flood.fits
     flood.release()
     assert flood.fits
-    assert budget.used == MANY // 10
+    assert budget.used == MANY // 6 - 1
 
 
 def test_tenants_that_fill_the_memory_one_after_the_other_leave_room_for_another() -> None:
@@ -34,7 +34,7 @@ def test_tenants_that_fill_the_memory_one_after_the_other_leave_room_for_another
         while flood.fits:
             flood.add(10)
     honest = budget.hold("honest")
-    honest.add(900)
+    honest.add(250)
     assert honest.fits
 
 
