@@ -72,9 +72,13 @@ _listed = msgspec.json.Decoder(Listed)
 _event = msgspec.json.Decoder(Event)
 
 
+def _parts(text: bytes) -> int:
+    return text.count(b",") + text.count(b"{") + text.count(b"[")
+
+
 def parsed(text: bytes) -> Any:
     """What a text of JSON says; the identity of an object that has too many parts. Raises ValueError."""
-    parts = text.count(b",") + text.count(b"{") + text.count(b"[")
+    parts = _parts(text)
     if parts > MOST_PARTS:
         found = _identity.decode(text)
         if parts > (MOST_POOL_PARTS if found.kind == child_metadata.KIND else MOST_PARTS):
@@ -91,7 +95,7 @@ def page(text: bytes) -> tuple[list[Any], Listed]:
 
 def event(line: bytes) -> bytes:
     """A line of a watch, with the identity of an object that has too many parts. Raises ValueError."""
-    if line.count(b",") + line.count(b"{") + line.count(b"[") <= MOST_PARTS:
+    if _parts(line) <= MOST_PARTS:
         return line
     found = _event.decode(line)
     return orjson.dumps({"type": found.type, "object": parsed(bytes(found.object))})
