@@ -131,6 +131,13 @@ async def test_a_missing_right_to_list_autoscalers_is_logged_once_for_each_names
         assert len(caplog.records) == logged
 
 
+async def test_an_autoscaler_of_too_many_parts_is_left_out(connection):
+    scaler = {"metadata": {"name": "chat"}, "spec": {"scaleTargetRef": {"kind": "Deployment", "name": "chat-engine"}}}
+    large = {**scaler, "metadata": {"name": "large", "annotations": {"note": "{" * (object_parts.MOST_PARTS + 1)}}}
+    connection.body = json.dumps({"items": [large, scaler]}).encode()
+    assert await api_server.ApiServer(connection, instance="test").autoscalers("prod") == [scaler]
+
+
 async def test_a_token_that_cannot_be_read_is_such_an_error_too(connection):
     def refresh(configuration):
         raise FileNotFoundError("the file of the token")
