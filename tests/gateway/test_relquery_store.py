@@ -26,15 +26,19 @@ async def stores(valkey_url: str) -> AsyncIterator[list[relquery_store.RelQueryS
         await item.close()
 
 
+EMPTY = relquery_store.Places(own=0, free=256, all=256)
+FULL = relquery_store.Places(own=0, free=0, all=256)
+
+
 async def create(
-    store: relquery_store.RelQueryStore, count: int = 3, *, owned: bool = True, row: bytes | None = None, **fields: Any
+    store: relquery_store.RelQueryStore, count: int = 3, *, here: Any = EMPTY, row: bytes | None = None, **fields: Any
 ) -> relquery_store.RelQueryRecord:
     rows = [b'["%d"]' % i if row is None else row for i in range(count)]
     upload = relquery_store.new_id()
     await store.push(upload, rows, by="t")
     given = {"id": relquery_store.new_id(), "tenant": "t", "model": "m", "spec": b"{}", "lasts_ms": 60_000} | fields
     new = relquery_store.NewRelQuery(upload=upload, total=count, rows_bytes=sum(map(len, rows)), **given)
-    return await store.create(new, owned=owned)
+    return await store.create(new, here)
 
 
 async def test_the_first_result_of_a_row_counts(stores: Any) -> None:
@@ -75,7 +79,7 @@ async def test_rows_that_a_broken_connection_made_its_client_push_twice_become_n
     await one.push(upload, [b'["b"]'], by="t")
     new = new_relquery(upload, total=2)
     with pytest.raises(store_contract.Rejected, match="rows_lapsed"):
-        await one.create(new, owned=True)
+        await one.create(new, EMPTY)
 
 
 async def test_a_creation_that_a_broken_connection_made_its_client_send_twice_counts_once(stores: Any) -> None:
@@ -83,8 +87,8 @@ async def test_a_creation_that_a_broken_connection_made_its_client_send_twice_co
     upload = relquery_store.new_id()
     await one.push(upload, [b'["a"]'], by="t")
     new = new_relquery(upload, total=1)
-    created = await one.create(new, owned=True)
-    again = await one.create(new, owned=True)
+    created = await one.create(new, EMPTY)
+    again = await one.create(new, EMPTY)
     assert dataclasses.replace(again, now_ms=created.now_ms) == created
     assert await one.rows(new.id, 0, 9, by="t") == [b'["a"]']
     with pytest.raises(store_contract.Rejected, match="relquery_exists"):
@@ -114,9 +118,19 @@ async def _taken(store: relquery_store.RelQueryStore) -> Any:
 
 async def test_a_relquery_that_no_gateway_had_room_for_waits_without_an_owner(stores: Any) -> None:
     one, two = stores
-    created = await create(one, owned=False)
+    created = await create(one, here=FULL)
     assert created.owner == ""
     assert [item.id for item in (await two.hold([], 99)).taken] == [created.id]
+
+
+@pytest.mark.parametrize(
+    ("own", "free", "runs"), [(15, 256, True), (7, 128, True), (8, 128, False), (0, 1, True), (1, 1, False)]
+)
+async def test_a_tenant_has_the_part_of_its_places_that_is_free_of_all(
+    stores: Any, own: int, free: int, runs: bool
+) -> None:
+    one, _ = stores
+    assert (await create(one, here=relquery_store.Places(own=own, free=free, all=256))).owner == ("g1" if runs else "")
 
 
 async def test_pages_are_bounded_by_bytes_and_number(stores: Any) -> None:
@@ -143,14 +157,14 @@ async def test_tenants_with_many_relqueries_do_not_take_all_places(stores: Any) 
     """Twenty tenants with sixteen relQueries each, and one with one, whose id is the last; a gateway has 256 places."""
     one, _ = stores
     for number in range(320):
-        await create(one, 1, owned=False, id=f"a{number:03}", tenant=f"t{number // 16:02}")
-    await create(one, 1, owned=False, id="z", tenant="another")
+        await create(one, 1, here=FULL, id=f"a{number:03}", tenant=f"t{number // 16:02}")
+    await create(one, 1, here=FULL, id="z", tenant="another")
     taken = (await one.hold([], 256)).taken
     assert "z" in {item.id for item in taken}
     of_one = collections.Counter(item.tenant for item in taken)
     assert len(of_one) == 21
     assert 150 < len(taken) < 256
-    late = await create(one, 1, owned=False, id="zz", tenant="late")
+    late = await create(one, 1, here=FULL, id="zz", tenant="late")
     held = [item.id for item in taken]
     assert late.id in {item.id for item in (await one.hold(held, 256 - len(held))).taken}
 

@@ -100,13 +100,14 @@ class RelQueryRunner:
         self._loops: background_loop.BackgroundLoops | None = None
         self._group: asyncio.TaskGroup | None = None
 
-    def has_room(self, tenant: str) -> bool:
-        """A further relQuery of the tenant may run here. A tenant may have the part of its bound that is free of all
-        places, and always one (as in `relquery.lua`)."""
-        places, own = self._bounds.running, sum(each.record.tenant == tenant for each in self._running.values())
-        free = places - len(self._running)
-        fits = free > 0 and own < max(min(self._bounds.per_tenant, places) * free / places, 1)
-        return self._group is not None and not self._draining() and fits
+    def places(self, tenant: str) -> relquery_store.Places:
+        """The places for a further relQuery of the tenant."""
+        runs = self._group is not None and not self._draining()
+        return relquery_store.Places(
+            own=sum(each.record.tenant == tenant for each in self._running.values()),
+            free=max(self._bounds.running - len(self._running), 0) if runs else 0,
+            all=self._bounds.running,
+        )
 
     @property
     def in_flight(self) -> int:

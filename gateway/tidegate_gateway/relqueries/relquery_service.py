@@ -146,8 +146,8 @@ class RelQueries:
                 digest=digest.hexdigest(),
                 repeats=after > 0,
             )
-            owned = self._runner.has_room(tenant)
-            record = await self._ask(lambda store: store.create(new, owned=owned), new.id, by)
+            here = self._runner.places(tenant)
+            record = await self._ask(lambda store: store.create(new, here), new.id, by)
         finally:
             with contextlib.suppress(error_table.GatewayError):  # there are no rows if they became the relQuery's
                 await self._ask(lambda store: store.drop(upload, by=tenant))

@@ -80,6 +80,16 @@ class NewRelQuery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """The places of a gateway for running relQueries."""
+
+    own: int
+    """Those that the tenant of a new relQuery has."""
+    free: int
+    all: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """The answer to a renewal of leases."""
 
@@ -123,9 +133,9 @@ class RelQueryStore:
         """Removes the rows of an upload that became no relQuery."""
         await self._valkey.in_turn(by, lambda: self._valkey.client.unlink(self._key("rows", upload)))
 
-    async def create(self, new: NewRelQuery, *, owned: bool) -> RelQueryRecord:
-        """Creates a relQuery, which runs here if `owned`. With the key of an earlier request it is that one's relQuery. The
-        same creation, sent twice over a broken connection, counts once."""
+    async def create(self, new: NewRelQuery, here: Places) -> RelQueryRecord:
+        """Creates a relQuery, which runs here if its tenant may have a further one of the places. With the key of an
+        earlier request it is that one's relQuery. The same creation, sent twice over a broken connection, counts once."""
         once = ""
         if new.key is not None:
             once = hashlib.sha256(f"relquery\n{new.tenant}\0{new.key}".encode()).hexdigest()
@@ -138,11 +148,12 @@ class RelQueryStore:
             "rows_bytes": new.rows_bytes,
             "lasts_ms": new.lasts_ms,
             "digest": new.digest,
+            "own": here.own,
+            "free": here.free,
+            "places": here.all,
         }
         if new.repeats:
             arguments["repeats"] = True
-        if not owned:
-            arguments["lease_ms"] = None
         return await self._record("create", new.spec, once=once, **arguments)
 
     async def get(self, relquery: str, *, by: str | None = None) -> RelQueryRecord:

@@ -64,6 +64,12 @@ local function shown(doc)
   return cjson.encode(doc)
 end
 
+-- Whether a tenant with `own` running relQueries may have a further one of a gateway's places. It may have the part of its
+-- bound that is free of the places, and always one.
+local function has_room(own, free, places)
+  return free > 0 and own < math.max(math.min(args.most_running, places) * free / places, 1)
+end
+
 local function keep()
   for _, each in ipairs({ leases, removals, totals }) do redis.call('PEXPIRE', each, longest_ms) end
 end
@@ -116,14 +122,14 @@ function operations.create()
   if redis.call('LLEN', key('rows', args.upload)) ~= args.total then return fail('rows_lapsed') end
   redis.call('RENAME', key('rows', args.upload), key('rows', args.id))
   redis.call('PEXPIRE', key('rows', args.id), kept_ms)
-  local owner = args.lease_ms and args.gateway or ''
+  local owned = has_room(args.own, args.free, args.places)
   redis.call('HSET', key('record', args.id), 'id', args.id, 'tenant', args.tenant, 'status', 'in_progress',
     'spec', ARGV[3], 'model', args.model, 'total', args.total, 'completed', 0, 'failed', 0, 'created_ms', now_ms,
-    'expires_ms', now_ms + args.lasts_ms, 'bytes', 0, 'rows_bytes', args.rows_bytes, 'owner', owner,
+    'expires_ms', now_ms + args.lasts_ms, 'bytes', 0, 'rows_bytes', args.rows_bytes, 'owner', owned and args.gateway or '',
     'upload', args.upload)
   -- The record tells what `remove` takes off the totals, so it outlives them, also where no gateway runs for days.
   redis.call('PEXPIRE', key('record', args.id), 2 * longest_ms)
-  redis.call('ZADD', leases, args.lease_ms and now_ms + args.lease_ms or 0, args.id)
+  redis.call('ZADD', leases, owned and now_ms + args.lease_ms or 0, args.id)
   redis.call('ZADD', removals, now_ms + args.lasts_ms + args.retention_ms, args.id)
   redis.call('HINCRBY', totals, 'running:' .. args.tenant, 1)
   keep()
@@ -202,8 +208,7 @@ function operations.spec()
   return redis.call('HGET', key('record', args.id), 'spec')
 end
 
--- Renews the leases of the caller's relQueries and takes over some whose leases have lapsed, at most `args.most`. A tenant
--- may have the part of its bound that is free of the caller's places, and always one.
+-- Renews the leases of the caller's relQueries and takes over some whose leases have lapsed, at most `args.most`.
 function operations.hold()
   remove_lapsed()
   keep()
@@ -223,7 +228,7 @@ function operations.hold()
     if free == 0 then break end
     local tenant = redis.call('HGET', key('record', id), 'tenant')
     local own = tenant and running[tenant] or 0
-    local doc = own < math.max(math.min(args.most_running, places) * free / places, 1) and load(id)
+    local doc = has_room(own, free, places) and load(id)
     if not tenant then
       redis.call('ZREM', leases, id)
     elseif doc and doc.status == 'in_progress' then
