@@ -72,7 +72,8 @@ async def pool_event(memo: Receiver, event: kopf.RawEvent, **_: Any) -> None:
     if "spec" in body or event["type"] == "DELETED":
         memo.on_pool(event["type"], objects.without_managed_fields(body))
     else:
-        log.warning("pool %s/%s has too many parts to be read", body["metadata"]["namespace"], body["metadata"]["name"])
+        namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
+        log.warning("pool %s/%s has too many parts, or nests too deeply, to be read", namespace, name)
 
 
 async def child_event(memo: Receiver, event: kopf.RawEvent, **_: Any) -> None:

@@ -4,6 +4,7 @@ kopf parses an answer whole, and an object of 1.5 MiB may take 40 MB as Python o
 left of such an object.
 """
 
+import logging
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -12,6 +13,8 @@ import kopf
 import msgspec
 
 from tidegate_operator.cluster import object_parts
+
+log = logging.getLogger(__name__)
 
 
 class _Lines:
@@ -30,9 +33,18 @@ class _Lines:
             rest.append(first)
             for begun in further:
                 line, rest = b"".join(rest), [begun]
-                yield object_parts.event(line) + b"\n"
+                yield self._bounded(line) + b"\n"
         if any(rest):
-            yield object_parts.event(b"".join(rest))
+            yield self._bounded(b"".join(rest))
+
+    @staticmethod
+    def _bounded(line: bytes) -> bytes:
+        """An empty line, which kopf passes over, for one that cannot be read: an error would end the watch for good."""
+        try:
+            return object_parts.event(line)
+        except ValueError as error:
+            log.warning("a change of an object is left out, because it cannot be read: %s", error)
+            return b""
 
 
 class _Answer(aiohttp.ClientResponse):

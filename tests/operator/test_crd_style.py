@@ -44,6 +44,8 @@ def offences(root):
             yield f"{path} is a float: write an integer, a quantity or a decimal string"
         if node.get("type") == "array" and "x-kubernetes-list-type" not in node:
             yield f"{path} has no list type: server-side apply needs one"
+        if node.get("type") == "array" and "maxItems" not in node:
+            yield f"{path} has no bound: a list of thousands takes the API server seconds"
         if node.get("x-kubernetes-list-type") == "map" and not set(node["x-kubernetes-list-map-keys"]) <= set(
             node["items"].get("required", ())
         ):
@@ -73,13 +75,14 @@ def test_most_fields_are_seen():
 STRING = {"type": "string", "description": "A name."}
 BAD = {
     "is a float": ("share", {"type": "number", "description": "A share."}),
-    "has no list type": ("names", {"type": "array", "items": STRING}),
+    "has no list type": ("names", {"type": "array", "maxItems": 9, "items": STRING}),
+    "has no bound": ("notes", {"type": "array", "x-kubernetes-list-type": "atomic", "items": STRING}),
     "has a unit in its name": ("cacheMiB", {"type": "integer", "description": "A size."}),
     "has no rule for its duration": ("grace", {"type": "string", "description": "A duration such as 10m."}),
     "has keys that are not required": (
         "things",
         {
-            "type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
+            "type": "array", "maxItems": 9, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
             "items": {"type": "object", "properties": {"name": STRING}},
         },
     ),
@@ -92,7 +95,9 @@ def test_a_new_field_of_another_style_is_found(what, part):
     name, field = BAD[what]
     root = schema()
     group = root["properties"][part]["properties"]
-    group["group"] = {"type": "array", "x-kubernetes-list-type": "atomic", "items": {"properties": {name: field}}}
+    group["group"] = {
+        "type": "array", "maxItems": 9, "x-kubernetes-list-type": "atomic", "items": {"properties": {name: field}},
+    }  # fmt: skip
     found = list(offences(root))
     expected = [] if what == "has no rule for its duration" and part == "status" else [f".{part}.group[].{name} {what}"]
     assert [line.partition(":")[0] for line in found] == expected

@@ -191,3 +191,31 @@ def test_a_resource_that_is_older_than_the_operator_is_named_in_a_condition_and_
     kubectl("annotate", "spool/chat", "seen=again")
     kubectl("wait", "spool/chat", "--for=condition=Ready", "--timeout=120s")
     assert "Traceback" not in operator.said("first")
+
+
+def test_an_object_that_nests_deeply_stops_nothing(plane, kubectl, namespace, installed, eventually):
+    """The API server takes 10,000 levels of objects and lists, and no parser of the operator takes as many."""
+    nested = '{"f:a":' * 2500 + "{}" + "}" * 2500
+    installed.start("first", namespace)
+    for name in ("chat", "deep"):
+        kubectl("apply", "-f", "-", body=operator_doubles.pool(name))
+        kubectl("wait", f"spool/{name}", "--for=condition=Ready", "--timeout=120s")
+    spec = f'{{"spec":{{"engine":{{"affinity":{{"nodeAffinity":{nested}}}}}}}}}'
+    kubectl("patch", "spool/deep", "--type=merge", "-p", spec)
+    status = f'{{"status":{{"steering":{nested}}}}}'
+    kubectl("patch", "spool/deep", "--type=merge", "--subresource=status", "-p", status)
+    manager = f'{{"manager":"m","operation":"Update","apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":{nested}}}'
+    metadata = f'{{"name":"deep","labels":{{"tidegate.dev/pool":"chat"}},"managedFields":[{manager}]}}'
+    config_map = f'{{"apiVersion":"v1","kind":"ConfigMap","metadata":{metadata}}}'
+    plane.kubectl("-n", namespace, "create", "--validate=false", "-f", "-", stdin=config_map)
+    kubectl("scale", "spool/chat", "--replicas=1")
+    kubectl("wait", "spool/chat", "--for=jsonpath={.status.engines}=1/1", "--timeout=60s")
+    eventually(lambda: f"pool {namespace}/deep has too many parts, or nests too deeply" in installed.said("first"))
+    installed.stop("first")
+    installed.start("again", namespace)
+    kubectl("scale", "spool/chat", "--replicas=2")
+    kubectl("wait", "spool/chat", "--for=jsonpath={.status.engines}=2/2", "--timeout=60s")
+    kubectl("patch", "spool/deep", "--type=merge", "--subresource=status", "-p", '{"status":{"steering":null}}')
+    kubectl("patch", "spool/deep", "--type=merge", "-p", '{"spec":{"replicas":1,"engine":{"affinity":null}}}')
+    kubectl("wait", "spool/deep", "--for=jsonpath={.status.engines}=1/1", "--timeout=60s")
+    assert "Traceback" not in installed.said("first") + installed.said("again")

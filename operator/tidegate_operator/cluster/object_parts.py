@@ -2,11 +2,14 @@
 
 Whoever may write in a namespace can put the label on objects of a megabyte each, and on objects of a million parts, which
 take twenty times their bytes as Python objects. An operator that read and kept them whole was killed at each start
-(decision 63). So an object with more parts than any of a pool has is known by its name only, before it is parsed.
+(decision 63). So an object with more parts than any of a pool has is known by its name only, before it is parsed. So is
+one that nests deeper than `MOST_LEVELS`: the API server takes 10,000 levels, no parser of JSON here takes more than 1,024,
+and an object that cannot be parsed would end the watch of all namespaces.
 """
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import orjson
@@ -18,12 +21,18 @@ PAGE = 4
 """Objects of one answer of the API server, of which each may have 1.5 MiB."""
 MOST_PARTS, MOST_POOL_PARTS = 32 * 1024, 256 * 1024
 """Objects, lists and commas in the JSON of an object, and in that of a ServingPool."""
+MOST_LEVELS = 100
+"""How deep the objects and lists in the JSON of an object are nested. Those of a pool have about 20 levels."""
 MOST_BYTES = 64 * 1024 * 1024
 """Of the objects of the pools of a namespace that are kept, as `bytes_of` counts them."""
 MOST_LISTED_BYTES = 16 * 1024 * 1024
 """Of the objects of one kind of a pool, as they are listed."""
 _FIELD_BYTES = 100
 """Memory of a field, beside its text."""
+_ORJSON_LEVELS = 1024
+"""The levels that `orjson.loads` takes (its documentation), so one less than it refuses."""
+_API_SERVER_LEVELS = 10_000
+"""The levels that the API server takes, of an object and of its part of a list."""
 _IDENTITY = ("name", "namespace", "uid", "deletionTimestamp")
 _PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
 _UNREAD = frozenset({"env", "envFrom", "command", "args", "volumeMounts", *_PROBES})
@@ -71,33 +80,66 @@ _identity = msgspec.json.Decoder(Identity)
 _listed = msgspec.json.Decoder(Listed)
 _event = msgspec.json.Decoder(Event)
 
+T = TypeVar("T")
 
-def _parts(text: bytes) -> int:
-    return text.count(b",") + text.count(b"{") + text.count(b"[")
+
+def _skimmed(decoder: "msgspec.json.Decoder[T]", text: bytes) -> T:
+    """What the fields of the decoder's type say. msgspec skips other fields level by level within the recursion limit of
+    Python, and a level takes little of the C stack. Raises ValueError."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(_API_SERVER_LEVELS + 2 * limit)
+    try:
+        return decoder.decode(text)
+    except RecursionError as error:
+        raise ValueError("the JSON nests too deeply") from error
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def _opened(text: bytes) -> int:
+    """Objects and lists in a text, and so at least its levels."""
+    return text.count(b"{") + text.count(b"[")
+
+
+def _whole(text: bytes) -> Any:
+    """What a text says. Raises ValueError, also for one with more than `MOST_LEVELS`."""
+    if _opened(text) <= MOST_LEVELS:
+        return orjson.loads(text)
+    spare = _ORJSON_LEVELS - MOST_LEVELS
+    found = orjson.loads(b"[" * spare + text + b"]" * spare)
+    for _ in range(spare):
+        (found,) = found
+    return found
 
 
 def parsed(text: bytes) -> Any:
-    """What a text of JSON says; the identity of an object that has too many parts. Raises ValueError."""
-    parts = _parts(text)
+    """What a text of JSON says; the identity of an object that has too many parts or levels. Raises ValueError."""
+    parts = _opened(text) + text.count(b",")
     if parts > MOST_PARTS:
-        found = _identity.decode(text)
+        found = _skimmed(_identity, text)
         if parts > (MOST_POOL_PARTS if found.kind == child_metadata.KIND else MOST_PARTS):
             return msgspec.to_builtins(found)
-    return orjson.loads(text)
+    try:
+        return _whole(text)
+    except ValueError:
+        if _opened(text) <= MOST_LEVELS:
+            raise
+        return msgspec.to_builtins(_skimmed(_identity, text))
 
 
 def page(text: bytes) -> tuple[list[Any], Listed]:
     """The objects of a list, each as `parsed`, and the list. Raises ValueError, and `msgspec.ValidationError` for JSON that
     is no list."""
-    listed = _listed.decode(text)
+    listed = _skimmed(_listed, text)
     return [parsed(bytes(item)) for item in listed.items], listed
 
 
 def event(line: bytes) -> bytes:
-    """A line of a watch, with the identity of an object that has too many parts. Raises ValueError."""
-    if _parts(line) <= MOST_PARTS:
+    """A line of a watch, with the identity of an object that has too many parts or levels. Raises ValueError."""
+    opened = _opened(line)
+    if opened <= MOST_LEVELS and opened + line.count(b",") <= MOST_PARTS:
         return line
-    found = _event.decode(line)
+    found = _skimmed(_event, line)
     return orjson.dumps({"type": found.type, "object": parsed(bytes(found.object))})
 
 
