@@ -318,15 +318,6 @@ class GatewayCore:
         if one does."""
         return self.engines.on_attempt(now, engine, tenant, ok=ok)
 
-    def on_rejection(self, now: float, engine: EngineId) -> bool:
-        """The engine rejected a call as wrong. Returns whether another engine should be asked, because one that rejects
-        every call would draw all of them."""
-        return self.engines.on_rejection(now, engine)
-
-    def on_rejection_shared(self, *engines: EngineId) -> None:
-        """These engines rejected the same call: it is the call's fault."""
-        self.engines.on_rejection_shared(*engines)
-
     def on_end(self, now: float, call_id: CallId, result: CallResult) -> list[Action]:
         """The call ended by itself, well or not. The core learns from an answer that is whole."""
         admitted = self._admitted.get(call_id)

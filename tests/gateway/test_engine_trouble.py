@@ -78,6 +78,26 @@ async def test_calls_that_every_engine_rejects_eject_none(up: Any) -> None:
         assert (await client.ask())[0] == 200
 
 
+async def test_an_engine_that_answers_what_others_reject_does_not_eject_them(up: Any) -> None:
+    """Many tenants send calls that are wrong, and one engine answers those too."""
+    async with (
+        fake_engine.engine() as one,
+        fake_engine.engine() as two,
+        fake_engine.engine() as liar,
+        up(one, two, liar, dispatch={"rule": "round-robin"}) as client,
+    ):
+        for turn in range(8):
+            one.status = two.status = 400
+            for number in range(12):
+                await client.ask(headers={"x-tidegate-tenant": f"hostile-{number % 4}"})
+            one.status = two.status = 200
+            answers = [(await client.ask(headers={"x-tidegate-tenant": "honest"}))[0] for _ in range(3)]
+            assert answers == [200] * 3
+            assert client.all_accepting(), turn
+        liar.status = 500
+        assert [(await client.ask(headers={"x-tidegate-tenant": "honest"}))[0] for _ in range(9)] == [200] * 9
+
+
 async def test_a_rejection_stands_if_no_other_engine_tells_more(up: Any) -> None:
     async with (
         fake_engine.engine(status=400) as one,

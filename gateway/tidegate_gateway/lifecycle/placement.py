@@ -111,7 +111,7 @@ class Placement:
             return None
         if isinstance(self._only, context_lengths.Fitting) and self._only.outgrows(engine):
             return "the engine's context may be too short"
-        if not self._placements.core.on_rejection(self._placements.clock(), engine):
+        if not self._placements.core.engines.on_rejection(self._placements.clock(), engine, self.call.tenant):
             return None
         self._doubted = engine
         return "the engine rejects this call as it did those before"
@@ -119,12 +119,8 @@ class Placement:
     def on_second_opinion(self, *, ok: bool) -> None:
         """Another engine answers (`ok`) or rejects the call that the first one has rejected."""
         first, self._doubted = self._doubted, None
-        if first is None:
-            return
-        if ok:
-            self._placements.report_engine(first, self.call.tenant, ok=False)
-        elif self.record.engine is not None:
-            self._placements.core.on_rejection_shared(first, self.record.engine)
+        if first is not None and self.record.engine is not None:
+            self._placements.on_second_opinion(first, self.call.tenant, self.record.engine, answers=ok)
 
     def answered(self, *, rejects: bool = False) -> None:
         """The first token, or the whole answer, is here. `rejects`: the engine did no work for it."""
@@ -293,6 +289,13 @@ class Placements:
         ejection_s = self.core.on_engine_result(self.clock(), engine, tenant, ok=ok)
         if ejection_s is not None:
             logger.warning("engine %s is ejected for %.3g s: its calls fail", engine, ejection_s)
+
+    def on_second_opinion(self, engine: EngineId, tenant: str, by: EngineId, *, answers: bool) -> None:
+        if answers:
+            self._metrics.engines.on_attempt(engine, ok=False)
+        ejection_s = self.core.engines.on_second_opinion(self.clock(), engine, tenant, by, answers=answers)
+        if ejection_s is not None:
+            logger.warning("engine %s is ejected for %.3g s: it rejects calls that others answer", engine, ejection_s)
 
     def finished(self, call: CallId, result: gateway_core.CallResult) -> None:
         self._act(self.core.on_end(self.clock(), call, result))

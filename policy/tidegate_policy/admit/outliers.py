@@ -10,10 +10,17 @@ tenant a moment ago, unless a call of a second tenant fails too.
 
 A call that an engine rejects as wrong (4xx) is no failure of the engine. But an engine that rejects call after call, at
 once, would draw all calls, and one may reject the calls of one kind alone. So the third rejection of an engine, and each
-one after it, is checked: another engine gets the call too. If that one rejects it as well, the count begins anew.
+one after it, is checked: another engine gets the call too. If that one rejects it as well, it is the call's fault, and the
+count begins anew for its tenant.
+
+If the other engine answers the call, either of the two may be wrong: one that answers everything is as easily built as one
+that rejects everything. So an engine that serves calls is not ejected for its rejections, and neither is one that a single
+other engine contradicts, unless the pool has no third. Nobody waits for that verdict, because the call has its answer.
 """
 
 from dataclasses import dataclass
+
+from tidegate_policy.model import EngineId
 
 SERVED_S = 10.0
 """A moment ago. An engine that serves one tenant alone is ejected by the failures of that tenant."""
@@ -32,6 +39,10 @@ class OutlierSettings:
 
 DOUBTED_REJECTIONS = 3
 """The rejection from which on another engine gets the rejected call too."""
+CONTRADICTING = 2
+"""Engines that must have answered what an engine rejected, before it is ejected; all others where there are fewer."""
+MOST_AT_FAULT = 64
+"""Tenants whose wrong calls one engine knows of."""
 
 
 class FailureRecord:
@@ -41,8 +52,14 @@ class FailureRecord:
         self.ejected_until_at_s = 0.0
         self.failures = 0
         """Failures that no success has taken back; those of a row of calls that fail."""
-        self.rejections = 0
-        """Calls that the engine rejected as wrong since another engine rejected one of them too."""
+        self.is_contradicted = False
+        """The last ejection rests on the word of other engines."""
+        self._rejections = 0
+        """Calls that the engine rejected as wrong, up to `DOUBTED_REJECTIONS`."""
+        self._at_fault: dict[str, int] = {}
+        """Rejected calls of each tenant since another engine rejected one of them too; the newest tenant comes last."""
+        self._contradicted_by: dict[EngineId, int] = {}
+        """Rejected calls that each other engine answered, since this one served a call or was found right."""
         self._ejections = 0
         """Ejections in a row."""
         self._failed: str | None = None
@@ -61,6 +78,7 @@ class FailureRecord:
             self.failures = max(self.failures - 1, 0)
             if not self.failures:
                 self._ejections = 0
+        self._contradicted_by.clear()
         if tenant != self._served[0]:
             self._served_before = self._served
         self._served = (tenant, now)
@@ -78,8 +96,36 @@ class FailureRecord:
             and (self._failed is None or not self._served_another(now, tenant))
         )
 
-    def eject(self, now: float, settings: OutlierSettings) -> float:
+    def rejected(self, tenant: str) -> bool:
+        """The engine rejected a call of the tenant as wrong. Returns whether another engine should be asked."""
+        self._rejections = min(self._rejections + 1, DOUBTED_REJECTIONS)
+        if tenant not in self._at_fault:
+            return self._rejections >= DOUBTED_REJECTIONS
+        self._at_fault[tenant] += 1
+        return self._at_fault[tenant] >= DOUBTED_REJECTIONS
+
+    def confirmed(self, tenant: str) -> None:
+        """Another engine rejected the same call of the tenant."""
+        self._contradicted_by.clear()
+        self._at_fault.pop(tenant, None)
+        if len(self._at_fault) >= MOST_AT_FAULT:
+            del self._at_fault[next(iter(self._at_fault))]
+        self._at_fault[tenant] = 0
+
+    def contradicted(self, now: float, by: EngineId, others: int, settings: OutlierSettings) -> bool:
+        """Another engine answered a call that this one rejected; `others` is the number of engines that serve beside this
+        one. Returns whether this one is to be ejected."""
+        if self.ejected(now) or now - self._served[1] < SERVED_S:
+            return False
+        self._contradicted_by[by] = self._contradicted_by.get(by, 0) + 1
+        return sum(self._contradicted_by.values()) >= settings.consecutive_failures and len(
+            self._contradicted_by
+        ) >= min(CONTRADICTING, others)
+
+    def eject(self, now: float, settings: OutlierSettings, *, is_contradicted: bool = False) -> float:
         """Ejects the engine; returns for how many seconds."""
+        self.is_contradicted = is_contradicted
+        self._contradicted_by.clear()
         ejection_s = min(settings.base_ejection_s * 2.0 ** min(self._ejections, 30), settings.max_ejection_s)
         self.ejected_until_at_s = now + ejection_s
         self._ejections += 1

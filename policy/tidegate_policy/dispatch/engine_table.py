@@ -199,11 +199,13 @@ class EngineTable:
         self._kinds_are_known = False
 
     def accepting(self, now: float) -> Sequence[Engine]:
-        """The engines that may be given a call: up and not ejected; doubtful ones only when no other engine serves."""
+        """The engines that may be given a call: up and not ejected; doubtful and ejected ones only when no other engine
+        serves, because a bad engine is better than none."""
         if now >= self._accepting_until_at_s:
             free = [item for item in self if not item.record.ejected(now)]
             serving = [item for item in free if item.facts.health is Health.UP]
-            self._accepting = serving or [item for item in free if item.facts.health is Health.DOUBTFUL]
+            doubtful = [item for item in free if item.facts.health is Health.DOUBTFUL]
+            self._accepting = serving or doubtful + [item for item in self if item.facts.health is Health.UP]
             ejections = [item.record.ejected_until_at_s for item in self if item.record.ejected(now)]
             self._accepting_until_at_s = min(ejections, default=math.inf)
         return self._accepting
@@ -263,26 +265,40 @@ class EngineTable:
         if ok:
             known.record.succeeded(now, tenant)
             return None
-        if not known.record.failed(now, tenant, self._settings) or not self._others_serve(now, engine):
+        if not known.record.failed(now, tenant, self._settings):
+            return None
+        if not self._serving_beside(now, engine):
+            self._readmit(now)
+        if not self._serving_beside(now, engine):
             return None
         self._accepting_until_at_s = -math.inf
         return known.record.eject(now, self._settings)
 
-    def on_rejection(self, now: float, engine: EngineId) -> bool:
-        """The engine rejected a call as wrong. Returns whether another engine, which has room now, should be asked."""
+    def on_rejection(self, now: float, engine: EngineId, tenant: str) -> bool:
+        """The engine rejected a call of the tenant as wrong. Returns whether another engine, which has room now, should be
+        asked."""
         known = self._engines.get(engine)
-        if known is None:
+        if known is None or not known.record.rejected(tenant):
             return False
-        known.record.rejections += 1
-        return known.record.rejections >= outliers.DOUBTED_REJECTIONS and any(
-            item.facts.id != engine for item in self.with_room(now)
-        )
+        return any(item.facts.id != engine for item in self.with_room(now))
 
-    def on_rejection_shared(self, *engines: EngineId) -> None:
-        """These engines rejected the same call: it is the call's fault."""
-        for engine in engines:
-            if (known := self._engines.get(engine)) is not None:
-                known.record.rejections = 0
+    def on_second_opinion(
+        self, now: float, engine: EngineId, tenant: str, by: EngineId, *, answers: bool
+    ) -> float | None:
+        """Another engine answers the call of the tenant that the engine rejected, or rejects it too. Returns the seconds of
+        the ejection that follows, if one does."""
+        rejecting, asked = self._engines.get(engine), self._engines.get(by)
+        if rejecting is None or asked is None:
+            return None
+        if not answers:
+            rejecting.record.confirmed(tenant)
+            asked.record.confirmed(tenant)
+            return None
+        others = self._serving_beside(now, engine)
+        if not rejecting.record.contradicted(now, by, others, self._settings) or not others:
+            return None
+        self._accepting_until_at_s = -math.inf
+        return rejecting.record.eject(now, self._settings, is_contradicted=True)
 
     def on_sent(self, now: float, engine: Engine, call: Call) -> None:
         """The call goes to the engine. Called before the call is a part of the engine's backlog."""
@@ -310,10 +326,16 @@ class EngineTable:
     def _learns(self, engine: Engine) -> bool:
         return self._learn_costs or engine.facts.cost is None
 
-    def _others_serve(self, now: float, engine: EngineId) -> bool:
-        return any(
-            item.facts.health is Health.UP and not item.record.ejected(now) for item in self if item.facts.id != engine
-        )
+    def _serving_beside(self, now: float, engine: EngineId) -> int:
+        """Other engines that are up and not ejected."""
+        serving = [item.facts.id for item in self if item.facts.health is Health.UP and not item.record.ejected(now)]
+        return len(serving) - serving.count(engine)
+
+    def _readmit(self, now: float) -> None:
+        """Ends the ejections that rest on the word of other engines."""
+        for item in self:
+            if item.record.is_contradicted and item.record.ejected(now):
+                item.record.ejected_until_at_s = now
 
     def _set_cost(self, engine: Engine, cost: CostModel) -> None:
         engine.routable.cost = self._interned(self._alike(engine, cost))
