@@ -10,6 +10,9 @@ from troubled_engines import preferring, refused_url, stream
 import fake_engine
 from tidegate_gateway import http_client
 
+PATIENT = {"timeout": "10s"}
+"""Health checks that no slow machine fails: the other engine must be there to be asked."""
+
 
 async def test_a_dead_engine_is_left_out(up: Any, until: Any) -> None:
     async with fake_engine.engine() as engine, up(engine, {"url": refused_url()}, seen=False) as client:
@@ -39,7 +42,7 @@ async def test_an_engine_that_rejects_every_call_is_ejected(up: Any, until: Any,
     async with (
         fake_engine.engine(status=status) as bad,
         fake_engine.engine() as good,
-        up(*preferring(bad, good)) as client,
+        up(*preferring(bad, good), health=PATIENT) as client,
     ):
         answers = list[int]()
 
@@ -55,7 +58,11 @@ async def test_an_engine_that_rejects_every_call_is_ejected(up: Any, until: Any,
 
 
 async def test_an_engine_that_rejects_every_second_call_harms_few(up: Any) -> None:
-    async with fake_engine.engine() as bad, fake_engine.engine() as good, up(*preferring(bad, good)) as client:
+    async with (
+        fake_engine.engine() as bad,
+        fake_engine.engine() as good,
+        up(*preferring(bad, good), health=PATIENT) as client,
+    ):
         statuses = []
         for number in range(30):
             bad.status = (200, 400)[number % 2]
@@ -67,7 +74,7 @@ async def test_calls_that_every_engine_rejects_eject_none(up: Any) -> None:
     async with (
         fake_engine.engine(status=400) as one,
         fake_engine.engine(status=400) as other,
-        up(*preferring(one, other)) as client,
+        up(*preferring(one, other), health=PATIENT) as client,
     ):
         for _ in range(12):
             status, answer, _ = await client.ask()
@@ -84,7 +91,7 @@ async def test_an_engine_that_answers_what_others_reject_does_not_eject_them(up:
         fake_engine.engine() as one,
         fake_engine.engine() as two,
         fake_engine.engine() as liar,
-        up(one, two, liar, dispatch={"rule": "round-robin"}) as client,
+        up(one, two, liar, dispatch={"rule": "round-robin"}, health=PATIENT) as client,
     ):
         for turn in range(8):
             one.status = two.status = 400

@@ -199,13 +199,13 @@ class EngineTable:
         self._kinds_are_known = False
 
     def accepting(self, now: float) -> Sequence[Engine]:
-        """The engines that may be given a call: up and not ejected; doubtful and ejected ones only when no other engine
-        serves, because a bad engine is better than none."""
+        """The engines that may be given a call: up and not ejected; doubtful ones only when no other engine serves, and
+        ejected ones only when there are no doubtful ones either, because a bad engine is better than none."""
         if now >= self._accepting_until_at_s:
             free = [item for item in self if not item.record.ejected(now)]
             serving = [item for item in free if item.facts.health is Health.UP]
             doubtful = [item for item in free if item.facts.health is Health.DOUBTFUL]
-            self._accepting = serving or doubtful + [item for item in self if item.facts.health is Health.UP]
+            self._accepting = serving or doubtful or [item for item in self if item.facts.health is Health.UP]
             ejections = [item.record.ejected_until_at_s for item in self if item.record.ejected(now)]
             self._accepting_until_at_s = min(ejections, default=math.inf)
         return self._accepting
