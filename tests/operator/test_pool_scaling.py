@@ -47,6 +47,12 @@ class Scaled:
     def replicas(self, node_pool="fast"):
         return int(self.kubectl("get", f"deployment/chat-engine-{node_pool}", "-o", "jsonpath={.spec.replicas}"))
 
+    def unscheduled(self, node_pool):
+        """Of each pod of the node pool, whether the scheduler has found no node for it."""
+        pods = json.loads(self.kubectl("get", "pods", "-l", f"tidegate.dev/node-pool={node_pool}", "-o", "json"))
+        conditions = [item.get("status", {}).get("conditions", ()) for item in pods["items"]]
+        return [("PodScheduled", "False") in {(one["type"], one["status"]) for one in each} for each in conditions]
+
     @property
     def status(self):
         return json.loads(self.kubectl("get", "spool/chat", "-o", "json"))["status"]
@@ -148,7 +154,7 @@ async def test_a_node_pool_that_an_hpa_scales_too_is_left_alone_with_a_condition
         assert pool.condition["reason"] == "Scaling"
 
 
-async def test_a_node_pool_that_no_node_takes_is_named_and_another_one_takes_over(scaled):
+async def test_a_node_pool_that_no_node_takes_is_named_and_another_one_takes_over(scaled, eventually):
     nowhere = {"name": "nowhere", **OWN, "accelerator": "NVIDIA-NOPE", "gpus": 1, "costWeight": "0.1"}
     async with scaled(nowhere, {"name": "fast", **OWN, "costWeight": 2}) as pool:
         await pool.observe(5.0, times=2)
@@ -162,6 +168,8 @@ async def test_a_node_pool_that_no_node_takes_is_named_and_another_one_takes_ove
             "--for=condition=PodScheduled=false",
             "--timeout=120s",
         )
+        await pool.observe(5.0)
+        eventually(lambda: pool.unscheduled("nowhere") == [True] * pool.replicas("nowhere"))
         await pool.observe(5.0)
         pool.now += datetime.timedelta(seconds=301)
         await pool.observe(5.0)
