@@ -11,7 +11,7 @@ from redis import asyncio as redis
 
 import fake_engine
 from tidegate_gateway.openai import parsed_request
-from tidegate_gateway.relqueries import relquery_runner, row_results
+from tidegate_gateway.relqueries import relquery_runner, result_followers, row_results
 from tidegate_gateway.store import relquery_store, store_contract
 
 PATH = "/v1/relqueries"
@@ -39,6 +39,49 @@ async def test_every_row_comes_back_once_between_the_relquery_and_its_end(up: An
         assert progress[-1]["request_counts"]["completed"] == 40
         prompts = sorted(body["messages"][0]["content"] for body in engine.bodies)
         assert prompts == sorted(f"Say what city {i} is known for." for i in range(40))
+
+
+@pytest.mark.parametrize("ends", ["by itself", "cancelled"])
+async def test_a_stream_of_rows_looks_again_as_soon_as_there_is_a_result(
+    up: Any, until: Any, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """A stream that nothing wakes would wait for hours here."""
+    change = result_followers.ResultFollowers.change
+    monkeypatch.setattr(
+        result_followers.ResultFollowers, "change", lambda self, seen, within_s: change(self, seen, 3600.0)
+    )
+    held_s = 0.3 if ends == "by itself" else 3600.0
+    async with fake_engine.engine(first_s=held_s) as engine, up(engine) as client, asyncio.timeout(30):
+        _, created, _ = await client.send("POST", PATH, json=relquery_requests.body(3, stream=False))
+        place = f"{client.url}{PATH}/{created['id']}"
+        async with client.http.get(f"{place}/rows") as response:
+            await until(lambda: engine.running == 3)
+            if ends == "cancelled":
+                await client.http.delete(place)
+            found = await relquery_requests.events(response)
+        assert len(relquery_requests.of_rows(found)) == (3 if ends == "by itself" else 0)
+        assert found[-1] == (None, None)
+
+
+async def test_one_result_wakes_a_few_streams_those_that_wait_longest_first() -> None:
+    followers, woken = result_followers.ResultFollowers(), list[int]()
+
+    async def follow(number: int) -> None:
+        await followers.change(0, 3600.0)
+        woken.append(number)
+
+    waiting = [asyncio.create_task(follow(number)) for number in range(2 * result_followers.WOKEN)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    await asyncio.sleep(0)
+    followers.on_change()
+    await asyncio.gather(*waiting[1 : result_followers.WOKEN + 1])
+    assert woken == list(range(1, result_followers.WOKEN + 1))
+    await followers.change(0, 3600.0)
+    assert followers.changes == 1, "it returns at once: there was a change since"
+    await followers.change(1, 0.0)
+    followers.on_change()
+    await asyncio.gather(*waiting[1:])
 
 
 async def test_rows_reach_the_engine_as_one_group(up: Any) -> None:

@@ -23,7 +23,7 @@ from tidegate_gateway import gateway_settings, loop_steps, tenant_places
 from tidegate_gateway.lifecycle import calls
 from tidegate_gateway.observe import background_loop, prometheus_metrics
 from tidegate_gateway.openai import error_table
-from tidegate_gateway.relqueries import relquery_submission, row_results
+from tidegate_gateway.relqueries import relquery_submission, result_followers, row_results
 from tidegate_gateway.store import relquery_store, store_contract, store_link
 from tidegate_policy import gateway_core
 from tidegate_policy.admit import row_window
@@ -58,6 +58,7 @@ class Running:
     turn: asyncio.Future[None] | None = None
     """Its next row waits for this."""
     task: asyncio.Task[bool] | None = field(default=None)
+    followers: result_followers.ResultFollowers = field(default_factory=result_followers.ResultFollowers)
 
     @property
     def id(self) -> str:
@@ -155,8 +156,14 @@ class RelQueryRunner:
         if running is None:
             return
         self._core.rows.remove(relquery)
+        running.followers.on_change()
         if running.task is not None:
             running.task.cancel()
+
+    def followers(self, relquery: str) -> result_followers.ResultFollowers | None:
+        """Who waits for the results of a relQuery; None if it does not run here."""
+        running = self._running.get(relquery)
+        return None if running is None else running.followers
 
     async def drained(self) -> None:
         """Returns when no row is under way."""
@@ -399,6 +406,7 @@ class RelQueryRunner:
             self.drop(running.id)
             return
         self._metrics.relquery_rows.labels("completed" if result.ok else "failed").inc()
+        running.followers.on_change()
         if record.ended or record.owner != store.gateway:
             self.drop(running.id)
 

@@ -25,7 +25,8 @@ T = TypeVar("T")
 PAGE_ROWS = 512
 """Results of one page."""
 FIRST_LOOK_S, MOST_LOOK_S = 0.05, 1.0
-"""Between two looks at the results of a relQuery: soon after a result, and without results."""
+"""Between two looks at the results of a relQuery: at least, and without results. A result that this gateway records ends
+the wait."""
 PUSH_BYTES = 512 * 1024
 """Bytes of rows that one command stores."""
 RESULTS_BYTES_PER_S = 32 * 1024 * 1024
@@ -190,6 +191,8 @@ class RelQueries:
         try:
             while True:
                 await place.take()
+                followers = self._runner.followers(self._of(relquery, by))
+                seen = followers.changes if followers is not None else 0
                 page = await self._read(relquery, after, by, PAGE_ROWS)
                 if page.bytes <= LONG_BYTES:
                     place.give_back()
@@ -203,8 +206,14 @@ class RelQueries:
                     return
                 look_s = FIRST_LOOK_S if page.results else min(2 * look_s, MOST_LOOK_S)
                 after = page.last
-                if not page.more:
-                    await asyncio.sleep(look_s)
+                if page.more:
+                    continue
+                least_s = max(FIRST_LOOK_S, look_s / 8)
+                await asyncio.sleep(least_s)
+                if followers is None:
+                    await asyncio.sleep(look_s - least_s)
+                else:
+                    await followers.change(seen, look_s - least_s)
         finally:
             place.give_back()
 
