@@ -30,7 +30,7 @@ MOST_LISTED_BYTES = 16 * 1024 * 1024
 _FIELD_BYTES = 100
 """Memory of a field, beside its text."""
 _ORJSON_LEVELS = 1024
-"""The levels that `orjson.loads` takes (its documentation), so one less than it refuses."""
+"""The levels that `orjson.loads` takes."""
 _API_SERVER_LEVELS = 10_000
 """The levels that the API server takes, of an object and of its part of a list."""
 _IDENTITY = ("name", "namespace", "uid", "deletionTimestamp")
@@ -101,30 +101,24 @@ def _opened(text: bytes) -> int:
     return text.count(b"{") + text.count(b"[")
 
 
-def _whole(text: bytes) -> Any:
-    """What a text says. Raises ValueError, also for one with more than `MOST_LEVELS`."""
-    if _opened(text) <= MOST_LEVELS:
-        return orjson.loads(text)
-    spare = _ORJSON_LEVELS - MOST_LEVELS
-    found = orjson.loads(b"[" * spare + text + b"]" * spare)
-    for _ in range(spare):
-        (found,) = found
-    return found
-
-
 def parsed(text: bytes) -> Any:
     """What a text of JSON says; the identity of an object that has too many parts or levels. Raises ValueError."""
-    parts = _opened(text) + text.count(b",")
+    opened = _opened(text)
+    parts = opened + text.count(b",")
     if parts > MOST_PARTS:
         found = _skimmed(_identity, text)
         if parts > (MOST_POOL_PARTS if found.kind == child_metadata.KIND else MOST_PARTS):
             return msgspec.to_builtins(found)
-    try:
-        return _whole(text)
+    if opened <= MOST_LEVELS:
+        return orjson.loads(text)
+    spare = _ORJSON_LEVELS - MOST_LEVELS
+    try:  # orjson refuses what has more than `MOST_LEVELS`, inside so many lists
+        whole = orjson.loads(b"[" * spare + text + b"]" * spare)
+        for _ in range(spare):
+            (whole,) = whole
     except ValueError:
-        if _opened(text) <= MOST_LEVELS:
-            raise
         return msgspec.to_builtins(_skimmed(_identity, text))
+    return whole
 
 
 def page(text: bytes) -> tuple[list[Any], Listed]:
