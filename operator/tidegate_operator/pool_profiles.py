@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidegate_operator import cluster, objects, own_profile, spec
+from tidegate_operator.cluster import object_parts
 from tidegate_operator.render import child_metadata, engine_profile
 from tidegate_operator.spec import Json
 
@@ -68,6 +69,9 @@ async def read(api: cluster.Cluster, body: Json) -> Given | None:
     if found is None:
         why = f"there is no ConfigMap {name} in this namespace; create it, or correct spec.profilesConfigMapRef.name"
         return Given(name=name, trouble=why)
+    if not object_parts.is_whole(found):
+        why = f"the ConfigMap {name} has more than {object_parts.MOST_PARTS} braces, brackets and commas, so it is not read"
+        return Given(name=name, trouble=f"{why}; shorten its profiles")
     return Given(name=name, data=found.get("data") or {})
 
 

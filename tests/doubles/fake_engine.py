@@ -36,6 +36,8 @@ class FakeEngine:
     """Seconds before the first token; two numbers: each call draws from between them."""
     status: int = 200
     """The status of completions."""
+    fails: tuple[str, int] | None = None
+    """The status of completions whose bodies have this text."""
     hang: bool = False
     """Completions are accepted and never answered."""
     hang_after: int | None = None
@@ -83,9 +85,10 @@ class FakeEngine:
     async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if self.hang:
             await asyncio.sleep(3600)
-        if self.status != 200:
-            error = {"error": {"message": "as set by the test", "type": "test", "param": None, "code": self.status}}
-            return web.json_response(error, status=self.status)
+        text, fails = self.fails or ("", self.status)
+        if (status := fails if text in str(body) else self.status) != 200:
+            error = {"error": {"message": "as set by the test", "type": "test", "param": None, "code": status}}
+            return web.json_response(error, status=status)
         if self.context_tokens is not None and _characters(body) > 2 * self.context_tokens:
             error = {"error": {"message": "longer than the context", "type": "test", "param": None, "code": 400}}
             return web.json_response(error, status=400)

@@ -1,6 +1,7 @@
 """Which profile has a node pool, and what becomes of it: the pure part, without an API server."""
 
 import importlib.resources
+import json
 
 import pytest
 import yaml
@@ -17,6 +18,7 @@ from tidegate_operator import (
     rollout,
     spec,
 )
+from tidegate_operator.cluster import object_parts
 from tidegate_operator.render import engine_profile
 from tidegate_policy import cost
 
@@ -268,3 +270,18 @@ async def test_a_missing_right_to_the_config_map_is_told():
 def test_the_name_of_an_object_leads_to_no_other_object():
     path = objects.CONFIG_MAPS.path("prod", "../../other/secrets/token")
     assert path == "/api/v1/namespaces/prod/configmaps/..%2F..%2Fother%2Fsecrets%2Ftoken"
+
+
+@pytest.mark.parametrize(("commas", "is_read"), [(100, True), (object_parts.MOST_PARTS, False)])
+async def test_a_config_map_that_is_too_large_to_be_read_is_told(commas, is_read):
+    metadata = {"name": "profiles", "creationTimestamp": "2026-11-29T00:00:00Z"}
+    stored = {"metadata": metadata, "data": {"h100-8b.yaml": "," * commas}}
+
+    class ApiServer:
+        async def get(self, reference):
+            return object_parts.parsed(json.dumps(stored).encode())
+
+    given = await pool_profiles.read(ApiServer(), body())
+    assert (given.trouble is None, given.data != {}) == (is_read, is_read)
+    if not is_read:
+        assert given.trouble.endswith("braces, brackets and commas, so it is not read; shorten its profiles")

@@ -130,9 +130,9 @@ def test_further_engines_are_those_with_room_and_the_least_work_first() -> None:
         others = Backlog(calls=calls, work_us=1000 * calls * (2 if name == "a" else 1))
         facts = EngineFacts(id=EngineId(name), cost=None, health=Health(health), others=others)
         table.update(facts, lambda: NO_BACKLOG)
-    assert table.fallbacks(0.0, EngineId("x"), None, 9) == ["b", "e", "a"], "c is full, and d is down"
-    assert table.fallbacks(0.0, EngineId("b"), None, 1) == ["e"]
-    assert table.fallbacks(0.0, EngineId("b"), {EngineId("a"), EngineId("c")}, 9) == ["a"]
+    assert table.fallbacks(0.0, "t", EngineId("x"), None, 9) == ["b", "e", "a"], "c is full, and d is down"
+    assert table.fallbacks(0.0, "t", EngineId("b"), None, 1) == ["e"]
+    assert table.fallbacks(0.0, "t", EngineId("b"), {EngineId("a"), EngineId("c")}, 9) == ["a"]
 
 
 def test_a_call_that_no_engine_may_serve_is_shed_at_once_and_when_its_engine_goes() -> None:

@@ -63,4 +63,4 @@ def test_only_a_failure_that_blames_the_engine_shakes_the_belief_in_its_cache(fa
     assert engine == first.decision.engine, "it holds the prefix"
     gate.on_attempt_failed(1.1, CallId("b"), failure)
     holds = engine in gate.prefixes.cached_tokens(prefixed("c"))
-    assert holds == (failure not in (Failure.GONE, Failure.FAILED))
+    assert holds == (failure not in (Failure.GONE, Failure.FAILED, Failure.LATE))

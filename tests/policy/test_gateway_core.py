@@ -162,14 +162,15 @@ def test_a_call_that_lost_its_engine_goes_to_another_one_and_is_given_up_after_t
     assert isinstance(last, GiveUp)
 
 
-def test_retries_after_errors_share_a_budget_and_retries_after_lost_connections_do_not() -> None:
-    made = core(engines=2, max_inflight=None)
-    for index in range(10):
-        arrived(made, str(index))
-    errors = [made.on_attempt_failed(0.1, CallId(str(index)), Failure.FAILED)[0] for index in range(5)]
-    assert [isinstance(action, GiveUp) for action in errors] == [False, False, False, True, True]
-    lost = [made.on_attempt_failed(0.1, CallId(str(index)), Failure.GONE)[0] for index in range(5, 10)]
-    assert all(isinstance(action, Send) for action in lost)
+def test_retries_of_late_calls_share_a_budget_and_those_of_calls_that_no_engine_works_on_do_not() -> None:
+    for failure in (Failure.GONE, Failure.FAILED):
+        made = core(engines=2, max_inflight=None)
+        for index in range(10):
+            arrived(made, str(index))
+        late = [made.on_attempt_failed(0.1, CallId(str(index)), Failure.LATE)[0] for index in range(5)]
+        assert [isinstance(action, GiveUp) for action in late] == [False, False, False, True, True]
+        others = [made.on_attempt_failed(0.1, CallId(str(index)), failure)[0] for index in range(5, 10)]
+        assert all(isinstance(action, Send) for action in others)
 
 
 def test_an_engine_that_fails_three_calls_in_a_row_is_ejected_unless_it_is_the_last() -> None:

@@ -81,7 +81,8 @@ class Placement:
         placements, chosen = self._placements, self.record.engine
         if chosen is None or not most:
             return []
-        return placements.core.engines.fallbacks(placements.clock(), chosen, self._only, most)
+        now, tenant = placements.clock(), self.call.tenant
+        return placements.core.engines.fallbacks(now, tenant, chosen, self._only, most)
 
     def attempt_failed(self, error: error_table.EngineTrouble) -> None:
         """The engine failed the call before its first token; `offer` is the core's answer to that."""
@@ -286,9 +287,13 @@ class Placements:
 
     def report_engine(self, engine: EngineId, tenant: str, *, ok: bool) -> None:
         self._metrics.engines.on_attempt(engine, ok=ok)
-        ejection_s = self.core.on_engine_result(self.clock(), engine, tenant, ok=ok)
+        now, distrust = self.clock(), self.core.engines.distrust
+        is_avoided = not ok and engine in distrust.of(now, tenant)
+        ejection_s = self.core.on_engine_result(now, engine, tenant, ok=ok)
         if ejection_s is not None:
             logger.warning("engine %s is ejected for %.3g s: its calls fail", engine, ejection_s)
+        elif not ok and not is_avoided and engine in distrust.of(now, tenant):
+            logger.warning("calls of tenant %s avoid engine %s for now: it fails them", tenant, engine)
 
     def on_second_opinion(self, engine: EngineId, tenant: str, by: EngineId, *, answers: bool) -> None:
         if answers:

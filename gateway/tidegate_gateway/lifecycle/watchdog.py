@@ -24,7 +24,8 @@ def first_token_s(timeouts: gateway_settings.Timeouts, decision: Decision) -> fl
 
 
 def _late(what: str, limit_s: float) -> error_table.EngineTrouble:
-    return error_table.EngineTrouble(f"the engine {what} within {limit_s:.3g} s", code="engine_timeout")
+    late = f"the engine {what} within {limit_s:.3g} s"
+    return error_table.EngineTrouble(late, failure="late", code="engine_timeout")
 
 
 class Watchdog:

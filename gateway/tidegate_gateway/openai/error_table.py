@@ -168,10 +168,10 @@ def engine_message(answer: bytes) -> tuple[str, str | None]:
     return _CONTROLS.sub(" ", message[:500]), param if isinstance(param, str) else None
 
 
-Failure = Literal["busy", "gone", "failed", "rejected", "too-long"]
+Failure = Literal["busy", "gone", "failed", "late", "rejected", "too-long"]
 """How an engine failed a call: `busy`: its own queue was full. `gone`: its connection broke. `failed`: its answer was an
-error or late. `rejected`: it rejects call after call. `too-long`: it was still working on an answer that is not streamed
-when the time limit ended."""
+error. `late`: its answer did not begin in time. `rejected`: it rejects call after call. `too-long`: it was still working on
+an answer that is not streamed when the time limit ended."""
 
 
 class EngineTrouble(GatewayError):

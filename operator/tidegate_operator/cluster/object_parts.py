@@ -121,6 +121,11 @@ def parsed(text: bytes) -> Any:
     return whole
 
 
+def is_whole(body: Json) -> bool:
+    """Whether `parsed` has kept more of an object of the API server than its identity."""
+    return "creationTimestamp" in body["metadata"]
+
+
 def page(text: bytes) -> tuple[list[Any], Listed]:
     """The objects of a list, each as `parsed`, and the list. Raises ValueError, and `msgspec.ValidationError` for JSON that
     is no list."""

@@ -6,7 +6,7 @@ check does not bring an ejected engine back, only time does. Each ejection in a 
 successes have taken back all failures.
 
 The calls of one tenant may fail everywhere because of what they ask for. So they eject no engine that has served another
-tenant a moment ago, unless a call of a second tenant fails too.
+tenant a moment ago, unless a call of a second tenant fails too. That tenant's further calls avoid the engine (`distrust`).
 
 A call that an engine rejects as wrong (4xx) is no failure of the engine. But an engine that rejects call after call, at
 once, would draw all calls, and one may reject the calls of one kind alone. So the third rejection of an engine, and each
@@ -45,13 +45,46 @@ MOST_AT_FAULT = 64
 """Tenants whose wrong calls one engine knows of."""
 
 
-class FailureRecord:
-    """What the calls of one engine have shown."""
+class FailureRow:
+    """A row of calls that failed, and the ejection that follows from it."""
 
     def __init__(self) -> None:
         self.ejected_until_at_s = 0.0
         self.failures = 0
         """Failures that no success has taken back; those of a row of calls that fail."""
+        self._ejections = 0
+        """Ejections in a row."""
+
+    def ejected(self, now: float) -> bool:
+        return now < self.ejected_until_at_s
+
+    def on_success(self, now: float) -> None:
+        """A call succeeded."""
+        if not self.ejected(now):  # else the call began before
+            self.failures = max(self.failures - 1, 0)
+            if not self.failures:
+                self._ejections = 0
+
+    def on_failure(self, now: float, settings: OutlierSettings) -> bool:
+        """A call failed. Returns whether the row is long enough for an ejection."""
+        self.failures = min(self.failures + 1, settings.consecutive_failures)
+        return self.failures >= settings.consecutive_failures and not self.ejected(now)
+
+    def eject(self, now: float, settings: OutlierSettings) -> float:
+        """Begins an ejection; returns its seconds."""
+        ejection_s = min(settings.base_ejection_s * 2.0 ** min(self._ejections, 30), settings.max_ejection_s)
+        self.ejected_until_at_s = now + ejection_s
+        self._ejections += 1
+        # One failure after the engine's return is enough for the next ejection.
+        self.failures = settings.consecutive_failures - 1
+        return ejection_s
+
+
+class FailureRecord(FailureRow):
+    """What the calls of one engine have shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.is_contradicted = False
         """The last ejection rests on the word of other engines."""
         self._rejections = 0
@@ -60,8 +93,6 @@ class FailureRecord:
         """Rejected calls of each tenant since another engine rejected one of them too; the newest tenant comes last."""
         self._contradicted_by: dict[EngineId, int] = {}
         """Rejected calls that each other engine answered, since this one served a call or was found right."""
-        self._ejections = 0
-        """Ejections in a row."""
         self._failed: str | None = None
         """The tenant whose calls the row of failures consists of; None if there are several, or none."""
         self._served: tuple[str, float] = ("", -1e9)
@@ -69,15 +100,9 @@ class FailureRecord:
         self._served_before: tuple[str, float] = ("", -1e9)
         """The newest of the others."""
 
-    def ejected(self, now: float) -> bool:
-        return now < self.ejected_until_at_s
-
     def succeeded(self, now: float, tenant: str) -> None:
         """The engine did its part in a call of the tenant."""
-        if not self.ejected(now):  # else the call began before
-            self.failures = max(self.failures - 1, 0)
-            if not self.failures:
-                self._ejections = 0
+        self.on_success(now)
         self._contradicted_by.clear()
         if tenant != self._served[0]:
             self._served_before = self._served
@@ -89,12 +114,7 @@ class FailureRecord:
             self._failed = tenant
         elif tenant != self._failed:
             self._failed = None
-        self.failures = min(self.failures + 1, settings.consecutive_failures)
-        return (
-            self.failures >= settings.consecutive_failures
-            and not self.ejected(now)
-            and (self._failed is None or not self._served_another(now, tenant))
-        )
+        return self.on_failure(now, settings) and (self._failed is None or not self._served_another(now, tenant))
 
     def rejected(self, tenant: str) -> bool:
         """The engine rejected a call of the tenant as wrong. Returns whether another engine should be asked."""
@@ -126,12 +146,7 @@ class FailureRecord:
         """Ejects the engine; returns for how many seconds."""
         self.is_contradicted = is_contradicted
         self._contradicted_by.clear()
-        ejection_s = min(settings.base_ejection_s * 2.0 ** min(self._ejections, 30), settings.max_ejection_s)
-        self.ejected_until_at_s = now + ejection_s
-        self._ejections += 1
-        # One failure after the engine's return is enough for the next ejection.
-        self.failures = settings.consecutive_failures - 1
-        return ejection_s
+        return super().eject(now, settings)
 
     def _served_another(self, now: float, tenant: str) -> bool:
         served = self._served_before if self._served[0] == tenant else self._served

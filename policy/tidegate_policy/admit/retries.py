@@ -1,9 +1,9 @@
 """Is a failed call tried on another engine? (docs/decisions/0009)
 
-A call is tried again only before its first token: a client must never receive two beginnings. A retry after a lost
-connection costs nothing, because no engine works on the call any more. A retry after an error or a timeout may double the
-work of a pool that is already slow, so such retries share a budget. A call that an engine rejects as wrong is tried again
-while that engine is doubted (`outliers`); the engine works on it no longer.
+A call is tried again only before its first token: a client must never receive two beginnings. After a lost connection or
+an error no engine works on the call any more, so it gets a second attempt. A retry after a timeout may double the work of a
+pool that is already slow, so such retries share a budget. A call that an engine rejects as wrong is tried again while that
+engine is doubted (`outliers`); the engine works on it no longer.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,9 @@ class Failure(StrEnum):
     GONE = "gone"
     """The connection failed: the engine works on the call no longer."""
     FAILED = "failed"
-    """The engine answered with an error, or not in time."""
+    """The engine answered with an error, or with what is no answer, and works on the call no longer."""
+    LATE = "late"
+    """The engine did not begin its answer in time. It may still work on the call."""
     REJECTED = "rejected"
     """The engine rejected the call as wrong, as it did the calls before: another engine is asked. It is blamed if that one
     answers the call."""
@@ -35,9 +37,9 @@ class RetrySettings:
     max_busy_attempts: int = 4
     """Attempts of a call in all, where engines had no room."""
     share: float = 0.2
-    """Retries under way at most, as a share of the calls at engines."""
+    """Retries of late calls while so many retries are under way, as a share of the calls at engines."""
     free: int = 3
-    """Retries under way that are always allowed."""
+    """Retries of late calls are always allowed while fewer retries are under way."""
 
 
 def retry(failure: Failure, *, attempt: int, retrying: int, inflight: int, settings: RetrySettings) -> bool:
@@ -51,9 +53,9 @@ def retry(failure: Failure, *, attempt: int, retrying: int, inflight: int, setti
         return attempt < settings.max_busy_attempts
     if attempt >= settings.max_attempts:
         return False
-    return failure in (Failure.GONE, Failure.REJECTED) or retrying < max(settings.free, settings.share * inflight)
+    return failure is not Failure.LATE or retrying < max(settings.free, settings.share * inflight)
 
 
 def blames_engine(failure: Failure) -> bool:
     """Whether the failure counts against the engine's health, and against what its cache is believed to hold."""
-    return failure in (Failure.GONE, Failure.FAILED)
+    return failure in (Failure.GONE, Failure.FAILED, Failure.LATE)

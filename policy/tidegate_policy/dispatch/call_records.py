@@ -1,7 +1,7 @@
 """What the dispatcher remembers of each call: while the call waits, and while the call is at an engine."""
 
 from collections.abc import Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tidegate_policy import policies
 from tidegate_policy.dispatch import prefix_index
@@ -39,7 +39,7 @@ class Waiting:
     expires_at_s: float
     """Instant at which its wait here ends: its deadline, or the end of its time to live if it has none."""
     attempt: int = 1
-    avoid: set[EngineId] = field(default_factory=set)
+    avoid: frozenset[EngineId] = frozenset()
     """Engines that have failed the call."""
     only: Container[EngineId] | None = None
     """The engines that the call may go to, which may become others while it waits; None = all."""

@@ -132,8 +132,7 @@ class Dispatcher:
     # Events.
 
     def on_arrival(self, now: float, call: Call, only: Container[EngineId] | None = None) -> list[Action]:
-        """A call came in. It is sent, waits, or is shed with a reason. It may go to the engines of `only`; None = to
-        all."""
+        """A call came in: it is sent, waits, or is shed. It may go to the engines of `only`; None = to all."""
         if self._draining:
             return [self._shed(call, DropReason.DRAINING)]
         accepting = self._engines.accepting(now)
@@ -144,16 +143,15 @@ class Dispatcher:
         actions: list[Action] = []
         self.tenants.competes(now, call)
         self._hold_again(now)
-        if self.waiting >= self._limits.max_waiting and (held or not self._engines.with_room(now, only)):
+        waiting = call_records.Waiting(call, Prices(call), self._expires_at_s(now, call), only=only)
+        if self.waiting >= self._limits.max_waiting and (held or not self._finds_room(now, waiting)):
             evicted = self.tenants.largest(now, call.tenant)
             if evicted is None:
                 return [self._shed(call, DropReason.SATURATED)]
             self._forget(evicted.call)
             actions.append(self._shed(evicted.call, DropReason.EVICTED))
-        prices = Prices(call)
-        item = self._queued(call, prices)
-        expires_at_s = self._expires_at_s(now, call)
-        self._wait(now, call_records.Waiting(call=call, prices=prices, expires_at_s=expires_at_s, only=only))
+        item = self._queued(call, waiting.prices)
+        self._wait(now, waiting)
         if held and call.workflow is not None:
             self.gate.hold(item, call.workflow)
         else:
@@ -209,7 +207,7 @@ class Dispatcher:
             prices=Prices(out.call),
             expires_at_s=self._expires_at_s(now, out.call),
             attempt=out.attempt + 1,
-            avoid={*out.avoid, out.engine},
+            avoid=out.avoid | {out.engine},
             only=out.only,
         )
         if not (self._may_serve(now, waiting) or self._holds(now)):
@@ -298,7 +296,7 @@ class Dispatcher:
                 self._enqueue(now, item)
         actions: list[Action] = []
         passed = 0
-        stuck: set[int] = set()
+        stuck = waiting_calls.StuckCalls(self._waiting)
         while self._queue.candidates:
             rooms = self._engines.with_room(now) or self._reserve(now)
             if not rooms:
@@ -307,11 +305,10 @@ class Dispatcher:
             call = item.call
             waiting = self._waiting.by_id[call.id]
             allowed = [engine for engine in rooms if waiting.allows(engine.facts.id)] if waiting.is_choosy else rooms
-            if not allowed and (group := waiting_calls.group_of(waiting)) is not None:
-                stuck.add(group)
-                if self._waiting.are_all_in(stuck):
-                    break
-            allowed = self._preferred(now, call, allowed)
+            trusted = self._engines.trusted(now, call.tenant, allowed, waiting.allows)
+            if not trusted and stuck.add(waiting, by_distrust=bool(allowed)):
+                break
+            allowed = self._preferred(now, call, trusted)
             if not allowed and passed == MOST_PASSED and arrived is not None:
                 actions += self._sent_out_of_turn(now, arrived, rooms)
                 break
@@ -334,6 +331,10 @@ class Dispatcher:
 
     # The machinery.
 
+    def _finds_room(self, now: float, waiting: call_records.Waiting) -> bool:
+        rooms = self._engines.with_room(now, waiting.only)
+        return bool(self._engines.trusted(now, waiting.call.tenant, rooms, waiting.allows))
+
     def _preferred(self, now: float, call: Call, engines: list[Engine]) -> list[Engine]:
         """Those of the engines to which a division of the calls leads this one."""
         return self.split.preferred(call, engines) if self.split is not None and now < self.split.until_s else engines
@@ -344,7 +345,8 @@ class Dispatcher:
         if item is None:
             return []
         waiting = self._waiting.by_id[call_id]
-        engines = self._preferred(now, item.call, [engine for engine in rooms if waiting.allows(engine.facts.id)])
+        allowed = [engine for engine in rooms if waiting.allows(engine.facts.id)]
+        engines = self._preferred(now, item.call, self._engines.trusted(now, item.call.tenant, allowed, waiting.allows))
         if not engines:
             return []
         self._queue.start(now, call_id)
@@ -432,7 +434,7 @@ class Dispatcher:
         target.set_own(target.own + price.charge)
         awaited = self.prefixes.on_sent(call, chosen.id)
         self._out[call.id] = call_records.Out(
-            call, chosen.id, price.charge, waited.attempt, item, frozenset(waited.avoid), waited.only, awaited
+            call, chosen.id, price.charge, waited.attempt, item, waited.avoid, waited.only, awaited
         )
         if waited.attempt > 1:
             self._retrying.add(call.id)

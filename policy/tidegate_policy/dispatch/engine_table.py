@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
-from tidegate_policy.admit import outliers
+from tidegate_policy.admit import distrust, outliers
 from tidegate_policy.admit.prompt_window import PromptSeconds
 from tidegate_policy.cost import CostModel
 from tidegate_policy.dispatch.routing import Price, Prices, RoutableEngine
@@ -102,6 +102,7 @@ class EngineTable:
         self._limit = limit
         self._learn_costs = learn_costs
         self._settings = settings
+        self.distrust = distrust.Distrust(settings)
         self._engines: dict[EngineId, Engine] = {}
         self._models: dict[CostModel, CostModel] = {}
         """Equal cost models are one object, so that a call is priced once for each kind of engine."""
@@ -195,6 +196,7 @@ class EngineTable:
 
     def remove(self, engine: EngineId) -> None:
         self._engines.pop(engine, None)
+        self.distrust.forget_engine(engine)
         self._accepting_until_at_s = -math.inf
         self._kinds_are_known = False
 
@@ -223,11 +225,28 @@ class EngineTable:
         found = [item for item in self.accepting(now) if item.limit is None or item.routable.calls < item.limit]
         return found if only is None else [item for item in found if item.facts.id in only]
 
-    def fallbacks(self, now: float, chosen: EngineId, only: Container[EngineId] | None, most: int) -> list[EngineId]:
-        """At most so many engines that may take a call when the chosen one fails it, out of `only` if that is not None; the
-        one with the least work comes first."""
+    def trusted(
+        self, now: float, tenant: str, engines: list[Engine], may_serve: Callable[[EngineId], bool]
+    ) -> list[Engine]:
+        """Those of the engines that calls of the tenant do not avoid; all of them while they avoid each engine that
+        `may_serve` the call, because a bad engine is better than none."""
+        avoided = self.distrust.of(now, tenant)
+        if not avoided:
+            return engines
+        others = [item.facts.id for item in self.accepting(now) if item.facts.id not in avoided]
+        if not [engine for engine in others if may_serve(engine)]:
+            return engines
+        return [item for item in engines if item.facts.id not in avoided]
+
+    def fallbacks(
+        self, now: float, tenant: str, chosen: EngineId, only: Container[EngineId] | None, most: int
+    ) -> list[EngineId]:
+        """At most so many engines that may take a call of the tenant when the chosen one fails it, out of `only` if that is
+        not None; the one with the least work comes first, and those that the tenant's calls avoid come last."""
         others = [item for item in self.with_room(now, only) if item.facts.id != chosen]
-        return [item.facts.id for item in sorted(others, key=lambda item: item.backlog.work_us)[:most]]
+        avoided = self.distrust.of(now, tenant)
+        others.sort(key=lambda item: (item.facts.id in avoided, item.backlog.work_us))
+        return [item.facts.id for item in others[:most]]
 
     def with_reserve(self, now: float) -> list[Engine]:
         """The engines of `accepting` that have room beyond their automatic limits; a limit of the settings has none."""
@@ -264,7 +283,9 @@ class EngineTable:
             return None
         if ok:
             known.record.succeeded(now, tenant)
+            self.distrust.succeeded(now, engine, tenant)
             return None
+        self.distrust.failed(now, engine, tenant)
         if not known.record.failed(now, tenant, self._settings):
             return None
         if not self._serving_beside(now, engine):

@@ -1,0 +1,64 @@
+"""Which engines do the calls of a tenant avoid, because these engines have failed its calls?
+
+An engine may fail the calls of one tenant and serve those of all others: because of what these calls ask for, or because it
+is broken or hostile. The others keep it in service (`outliers`), and as it fails calls at once, it has room for more of
+them. So the calls of each tenant have a row of failures of their own at each engine, with the numbers of outlier
+detection. An engine whose row is long enough gets no calls of this tenant for a while, as long as another engine may serve
+them.
+"""
+
+from collections.abc import Set
+
+from tidegate_policy.admit.outliers import FailureRow, OutlierSettings
+from tidegate_policy.model import EngineId
+
+MOST_TENANTS = 1024
+"""Tenants whose failed calls are remembered; the oldest entry gives way."""
+NONE: frozenset[EngineId] = frozenset()
+
+
+class Distrust:
+    """The failures of each tenant's calls at each engine."""
+
+    def __init__(self, settings: OutlierSettings) -> None:
+        self._settings = settings
+        self._rows: dict[str, dict[EngineId, FailureRow]] = {}
+        """By tenant; no entry has an engine without failures."""
+
+    def succeeded(self, now: float, engine: EngineId, tenant: str) -> None:
+        """The engine did its part in a call of the tenant."""
+        rows = self._rows.get(tenant)
+        row = None if rows is None else rows.get(engine)
+        if rows is None or row is None:
+            return
+        row.on_success(now)
+        if not (row.failures or row.ejected(now)):
+            self._forget(tenant, rows, engine)
+
+    def failed(self, now: float, engine: EngineId, tenant: str) -> float | None:
+        """The engine failed a call of the tenant. Returns the seconds for which its calls avoid the engine from here on, if
+        that begins now."""
+        rows = self._rows.get(tenant)
+        if rows is None:
+            if len(self._rows) >= MOST_TENANTS:
+                del self._rows[next(iter(self._rows))]
+            rows = self._rows[tenant] = {}
+        row = rows.get(engine)
+        if row is None:
+            row = rows[engine] = FailureRow()
+        return row.eject(now, self._settings) if row.on_failure(now, self._settings) else None
+
+    def of(self, now: float, tenant: str) -> Set[EngineId]:
+        """The engines that calls of the tenant avoid now."""
+        rows = self._rows.get(tenant)
+        return NONE if rows is None else {engine for engine, row in rows.items() if row.ejected(now)}
+
+    def forget_engine(self, engine: EngineId) -> None:
+        """The engine left the pool."""
+        for tenant, rows in list(self._rows.items()):
+            self._forget(tenant, rows, engine)
+
+    def _forget(self, tenant: str, rows: dict[EngineId, FailureRow], engine: EngineId) -> None:
+        rows.pop(engine, None)
+        if not rows:
+            del self._rows[tenant]
