@@ -9,7 +9,7 @@ import graphlib
 from collections.abc import Mapping, Sequence
 
 from tidegate_policy import immutable
-from tidegate_policy.model import StageState, Workflow, WorkflowId
+from tidegate_policy.model import StageState, Workflow
 
 
 class CyclicStages(ValueError):
@@ -41,34 +41,47 @@ def of_call(now: float, workflow: Workflow, stage: str) -> Budget:
     mine = next((item for item in workflow.stages if item.name == stage), None)
     if mine is None:
         return Budget(due_at_s=max(workflow.deadline_at_s, now), rest_s=0.0)
-    followers = _followers(workflow)
-    tails = _longest(workflow, followers)
-    behind_s = max((tails[name] for name in followers[stage]), default=0.0)
+    behind_s = _behind_s(workflow.stages)[stage]
     rest_s = mine.mean_s * (mine.passes - 1) + behind_s
     return Budget(due_at_s=due_at_s(now, workflow.deadline_at_s, cost_s=mine.mean_s, rest_s=rest_s), rest_s=rest_s)
 
 
-def _followers(workflow: Workflow) -> dict[str, tuple[str, ...]]:
-    names = {stage.name for stage in workflow.stages}
-    followers: dict[str, list[str]] = {stage.name: [] for stage in workflow.stages}
-    for stage in workflow.stages:
+def _behind_s(stages: Sequence[StageState]) -> dict[str, float]:
+    """Seconds of the longest path that begins behind each stage. Raises `CyclicStages`. Each call of a workflow asks for
+    this, so it takes O(stages + predecessors)."""
+    by_name = {stage.name: stage for stage in stages}
+    found = dict.fromkeys(by_name, 0.0)
+    followers = dict.fromkeys(by_name, 0)
+    """How many stages that follow each one have still to be looked at."""
+    for stage in by_name.values():
         for name in stage.after:
-            if name in names:
-                followers[name].append(stage.name)
-    return {name: tuple(behind) for name, behind in followers.items()}
+            if name in followers:
+                followers[name] += 1
+    ready = [name for name, count in followers.items() if not count]
+    looked_at = 0
+    while ready:
+        stage = by_name[ready.pop()]
+        looked_at += 1
+        path_s = found[stage.name] + (0.0 if stage.done else stage.mean_s * stage.passes)
+        for name in stage.after:
+            if name in followers:
+                found[name] = max(found[name], path_s)
+                followers[name] -= 1
+                if not followers[name]:
+                    ready.append(name)
+    if looked_at < len(by_name):
+        raise CyclicStages(f"the stages wait for each other: {' -> '.join(_cycle(by_name))}")
+    return found
 
 
-def _longest(workflow: Workflow, followers: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
-    """Seconds of the longest path that begins with each stage. Raises `CyclicStages`."""
-    cost = {stage.name: 0.0 if stage.done else stage.mean_s * stage.passes for stage in workflow.stages}
-    longest: dict[str, float] = {}
+def _cycle(stages: Mapping[str, StageState]) -> Sequence[str]:
+    """The names of a cycle."""
+    before = {name: [other for other in stage.after if other in stages] for name, stage in stages.items()}
     try:
-        # A stage comes after the stages that follow it, so their paths are known.
-        for name in graphlib.TopologicalSorter(followers).static_order():
-            longest[name] = cost[name] + max((longest[other] for other in followers[name]), default=0.0)
+        graphlib.TopologicalSorter(before).prepare()
     except graphlib.CycleError as error:
-        raise CyclicStages(f"the stages wait for each other: {' -> '.join(error.args[1])}") from None
-    return longest
+        return list(reversed(error.args[1]))
+    raise AssertionError("the stages have no cycle")
 
 
 def check_declaration(stages: Sequence[StageState]) -> None:
@@ -83,5 +96,4 @@ def check_declaration(stages: Sequence[StageState]) -> None:
         for before in stage.after:
             if before not in names:
                 raise ValueError(f"stage {stage.name!r} comes after {before!r}, which is not declared")
-    workflow = Workflow(id=WorkflowId(""), deadline_at_s=0.0, stages=tuple(stages))
-    _longest(workflow, _followers(workflow))
+    _behind_s(stages)

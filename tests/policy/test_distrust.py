@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+import pytest
 from test_dispatcher import Gate, call, sent, shed
 from test_waiting_groups import Counting
 
@@ -53,9 +54,23 @@ def test_each_pause_is_twice_as_long_until_the_engine_serves_the_tenant_again() 
         now += pause_s
         assert known.of(now, "victim") == set()
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0]
-    for _ in range(2):
+    for _ in range(2 * distrust.TAKING_BACK):
         known.succeeded(now, BAD, "victim")
     assert [known.failed(now, BAD, "victim") for _ in range(3)] == [None, None, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_avoided"),
+    [("SF", True), ("SSF", True), ("SSSF", True), ("SFFS", True), ("SSSSF", False), (49 * "S" + "F", False)],
+)
+def test_an_engine_that_fails_more_than_a_fifth_of_the_calls_is_avoided(pattern: str, is_avoided: bool) -> None:
+    known = distrust.Distrust(SETTINGS)
+    for second, shown in enumerate(pattern * 20):
+        if shown == "S":
+            known.succeeded(second, BAD, "victim")
+        elif known.failed(second, BAD, "victim") is not None:
+            break
+    assert (known.of(second, "victim") == {BAD}) == is_avoided
 
 
 def test_a_bad_engine_is_better_than_none() -> None:
@@ -106,7 +121,8 @@ def test_what_is_remembered_is_bounded() -> None:
         known.failed(0.0, BAD, f"t{number}")
     assert len(known._rows) == distrust.MOST_TENANTS
     for number in range(3 * distrust.MOST_TENANTS):
-        known.succeeded(1.0, BAD, f"t{number}")
+        for _ in range(distrust.TAKING_BACK):
+            known.succeeded(1.0, BAD, f"t{number}")
     assert known._rows == {}, "an engine that serves the tenant again is remembered no more"
     known.failed(0.0, BAD, "t")
     known.forget_engine(BAD)

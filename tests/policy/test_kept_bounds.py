@@ -58,7 +58,7 @@ class History:
 def of_two_tellings(places: float, policy: str) -> tuple[History, History]:
     pair = []
     for forgets in (False, True):
-        shares = TenantShares(policies.create(policy), bounded=True, limits=lambda: places)
+        shares = TenantShares(policies.create(policy), bounded=True, limits=lambda: places, serving=lambda now: places)
         pair.append(History(shares, forgets))
     return pair[0], pair[1]
 

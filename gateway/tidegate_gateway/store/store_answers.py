@@ -78,7 +78,7 @@ def record(answer: Mapping[str, Any]) -> store_contract.Record:
     stages = [
         store_contract.Stage(
             name=item["name"],
-            after=tuple(filter(None, item["after"].split("\n"))),
+            after=tuple(item["after"].split("\n")) if item["after"] else (),
             parallel=item["parallel"],
             passes=item["passes"],
             declared=item.get("declared", False),

@@ -4,7 +4,8 @@ An engine may fail the calls of one tenant and serve those of all others: becaus
 is broken or hostile. The others keep it in service (`outliers`), and as it fails calls at once, it has room for more of
 them. So the calls of each tenant have a row of failures of their own at each engine, with the numbers of outlier
 detection. An engine whose row is long enough gets no calls of this tenant for a while, as long as another engine may serve
-them.
+them. Only `TAKING_BACK` calls in a row that succeed take back a failure: an engine that fails each second call of a tenant,
+after some seconds, is avoided too, and nothing is lost while others serve.
 """
 
 from collections.abc import Set
@@ -14,7 +15,18 @@ from tidegate_policy.model import EngineId
 
 MOST_TENANTS = 1024
 """Tenants whose failed calls are remembered; the oldest entry gives way."""
+TAKING_BACK = 4
+"""Successes in a row. A tenant comes to avoid an engine that fails more than a fifth of its calls."""
 NONE: frozenset[EngineId] = frozenset()
+
+
+class _Row(FailureRow):
+    """The failures of one tenant's calls at one engine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.successes = 0
+        """Since the last failure, or since successes have taken one back."""
 
 
 class Distrust:
@@ -22,7 +34,7 @@ class Distrust:
 
     def __init__(self, settings: OutlierSettings) -> None:
         self._settings = settings
-        self._rows: dict[str, dict[EngineId, FailureRow]] = {}
+        self._rows: dict[str, dict[EngineId, _Row]] = {}
         """By tenant; no entry has an engine without failures."""
 
     def succeeded(self, now: float, engine: EngineId, tenant: str) -> None:
@@ -31,6 +43,10 @@ class Distrust:
         row = None if rows is None else rows.get(engine)
         if rows is None or row is None:
             return
+        row.successes += 1
+        if row.successes < TAKING_BACK:
+            return
+        row.successes = 0
         row.on_success(now)
         if not (row.failures or row.ejected(now)):
             self._forget(tenant, rows, engine)
@@ -45,7 +61,8 @@ class Distrust:
             rows = self._rows[tenant] = {}
         row = rows.get(engine)
         if row is None:
-            row = rows[engine] = FailureRow()
+            row = rows[engine] = _Row()
+        row.successes = 0
         return row.eject(now, self._settings) if row.on_failure(now, self._settings) else None
 
     def of(self, now: float, tenant: str) -> Set[EngineId]:
@@ -58,7 +75,7 @@ class Distrust:
         for tenant, rows in list(self._rows.items()):
             self._forget(tenant, rows, engine)
 
-    def _forget(self, tenant: str, rows: dict[EngineId, FailureRow], engine: EngineId) -> None:
+    def _forget(self, tenant: str, rows: dict[EngineId, _Row], engine: EngineId) -> None:
         rows.pop(engine, None)
         if not rows:
             del self._rows[tenant]

@@ -25,6 +25,10 @@ ALONE_OF_LIMITS = 5 / 6
 """Of the same sequences, for a tenant that is alone where another one may come. Limits exceed batches by an eighth
 (`engine_table.max_inflight`), so these are 15 of 16 places of each batch."""
 
+LITTLE = 0.5
+"""Of its part of full engines: a tenant that has less is owed places. Tenants that flood the pool have about their parts of
+it, so what they send is not owed."""
+
 
 class PoolPlaces:
     """What the calls of one gateway have shown, and those of the others."""
@@ -75,6 +79,12 @@ class PoolPlaces:
 def alone(limits: float) -> float:
     """Sequences for a tenant that is alone where another one may come, of those that the engines may have together."""
     return limits if math.isinf(limits) else math.ceil(ALONE_OF_LIMITS * limits)
+
+
+def lacks(has: float, part: float, taken: float, serving: float) -> bool:
+    """Whether a tenant has little of its `part` by weight, 0 to 1, of engines that are full: tenants have `taken` places of
+    the `serving` that these may have, this one `has` of them."""
+    return taken >= ALONE_OF_LIMITS * serving and has < LITTLE * part * serving
 
 
 def tokens_of_place(memory: float, limits: float, places: float | None) -> float:

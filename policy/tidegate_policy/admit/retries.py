@@ -37,9 +37,9 @@ class RetrySettings:
     max_busy_attempts: int = 4
     """Attempts of a call in all, where engines had no room."""
     share: float = 0.2
-    """Retries of late calls while so many retries are under way, as a share of the calls at engines."""
+    """Retries under way, as a share of the calls at engines, from which on late calls are not tried again."""
     free: int = 3
-    """Retries of late calls are always allowed while fewer retries are under way."""
+    """Late calls are tried again in any case while fewer retries than this are under way."""
 
 
 def retry(failure: Failure, *, attempt: int, retrying: int, inflight: int, settings: RetrySettings) -> bool:

@@ -103,6 +103,11 @@ class TenantRecord:
         lost = max(-gained, 0)
         return free if free <= lost else lost + (free - lost) / gateways
 
+    def may_take(self, bound: float, gateways: int) -> float:
+        """As `free`; one at least if it has no calls here."""
+        free = self.free(bound, gateways)
+        return free if self.sequences or free >= 1.0 else 1.0
+
     def rate(self, now: float) -> float:
         """The part of the pool's time that the work takes that it sent here of late."""
         return self.sent_s * math.exp(-max(now - self.sent_at_s, 0.0) / LATE_S) / LATE_S

@@ -14,7 +14,8 @@ A place is one sequence, or its part of the KV memory: a call with a long prompt
 A tenant that is the only one that this gateway and the settings know has no bound. One that is alone for now leaves a few
 places of each batch free for the others (`pool_places`). When another one comes, the calls beyond the bounds that wait for
 engines are held again (`surplus`). The calls at engines stay there, so a tenant that has less than its part meanwhile may
-use places beyond the limits of the engines (`is_owed`).
+use places beyond the limits of the engines (`is_owed`). So may one that has little while others fill the engines, even if
+each is within its bound: several tenants together may fill them with their headroom.
 
 Places bound how much a flood slows the others, not how long a first token waits for other prompts. So a tenant has few
 prompts at an engine that are not computed yet (`prompt_window`). The held calls of a tenant that floods the pool enter in
@@ -64,17 +65,18 @@ class TenantShares:
         *,
         bounded: bool,
         limits: Callable[[], float] = lambda: math.inf,
+        serving: Callable[[float], float] = lambda now: math.inf,
         memory: Callable[[], float] = lambda: math.inf,
         shared: Callable[[], float] | None = None,
         prompts: prompt_window.PromptCosts = prompt_window.FREE,
         holders: HeldTenants | None = None,
     ) -> None:
-        """Held calls of a tenant enter in the order of a policy like `policy`. Without `bounded` no call waits. The engines
-        may have `limits` sequences together, and `memory` KV tokens. Those of a part of the pool have `shared` places for
-        tenants that compete; there tenants have no more than their max-min shares, but one call each. `holders` counts the
-        held calls, perhaps with those of other objects like this one."""
+        """Held calls enter in the order of a policy like `policy`. Without `bounded` no call waits. The engines may have
+        `limits` sequences together, `serving` of them those that accept calls now, and `memory` KV tokens. Those of a part
+        of the pool have `shared` places for tenants that compete; there tenants have no more than their max-min shares, but
+        one call each. `holders` counts the held calls, perhaps of several such objects."""
         headroom = shared is None
-        self._limits, self._memory = limits, memory
+        self._limits, self._serving, self._memory = limits, serving, memory
         self.prompts = prompt_window.PoolPrompts(prompts if bounded else prompt_window.FREE)
         self._places = pool_places.PoolPlaces(shared or limits)
         self._headroom = HEADROOM if headroom else 0.0
@@ -99,9 +101,8 @@ class TenantShares:
         self._tenants = self._remembered.records
         self._look = unfair_look.UnfairLook(self._tenants, self.bounds)
         self._holders = holders or HeldTenants(self.standing)
-        self._held = self._sequences = 0
-        self._tokens = 0
-        """KV tokens of the calls in the queue or at engines."""
+        self._held = self._sequences = self._tokens = 0
+        """Held calls; sequences and KV tokens of the calls in the queue or at engines."""
         self._place_tokens = math.inf
         """KV tokens of one place, as the bounds were computed."""
         self._elsewhere = 0
@@ -141,8 +142,7 @@ class TenantShares:
 
     def competes(self, now: float, call: Call) -> None:
         """A call of the tenant has come in."""
-        tenant = self._known(call.tenant)
-        weight = max(call.weight, 1e-3)
+        tenant, weight = self._known(call.tenant), max(call.weight, 1e-3)
         before = tenant.weight
         if tenant.seen_at_s + ACTIVE_S <= now and not tenant.wanted:
             tenant.weight = weight
@@ -181,11 +181,12 @@ class TenantShares:
 
     def has_room(self, now: float, call: Call) -> bool:
         """Whether the call may enter if none of its tenant is held."""
-        name, tenant = call.tenant, self._known(call.tenant)
-        return self._is_the_only_one or (
-            (self._is_idle(tenant) or self._free(tenant, self._bounds(now)[0].get(name, LEAST_PLACES)) > self._full_at)
-            and not self._has_prompts(now, tenant, call)
-        )
+        tenant = self._known(call.tenant)
+        if self._is_the_only_one:
+            return True
+        bound = self._bounds(now)[0].get(call.tenant, LEAST_PLACES)
+        fits = self._is_idle(tenant) or tenant.may_take(bound, self.prompts.gateways) > self._full_at
+        return fits and not self._has_prompts(now, tenant, call)
 
     def hold(self, now: float, item: QueuedRequest) -> None:
         """The call waits here; it has left if it had entered."""
@@ -199,9 +200,12 @@ class TenantShares:
         return self._look.surplus(now)
 
     def is_owed(self, now: float, name: str) -> bool:
-        """Whether the tenant has at most its part, while another one has more than it may have."""
-        bounds = self._look.bounds(now)
-        return bool(bounds) and self._tenants[name].has <= bounds.get(name, 0.0)
+        """Whether the tenant has at most its part while another one has too much, or little of engines that are full."""
+        bounds, tenant = self._look.bounds(now), self._tenants[name]
+        if bounds:
+            return tenant.has <= bounds.get(name, 0.0)
+        part = self._bounds_rate * tenant.weight if self._bounded and len(self._bounds(now)[0]) > 1 else 0.0
+        return pool_places.lacks(tenant.has, part, self._taken, self._serving(now))
 
     def on_settings(self, *, several: bool) -> None:
         """The settings name several tenants, or do not."""
@@ -243,18 +247,15 @@ class TenantShares:
 
     def elsewhere(self, name: str) -> int:
         """Places that a tenant has at other gateways."""
-        tenant = self._tenants.get(name)
-        return 0 if tenant is None else tenant.elsewhere
+        return tenant.elsewhere if (tenant := self._tenants.get(name)) is not None else 0
 
     def held_of(self, name: str) -> int:
         """Held calls of a tenant."""
-        tenant = self._tenants.get(name)
-        return 0 if tenant is None else tenant.waiting
+        return tenant.waiting if (tenant := self._tenants.get(name)) is not None else 0
 
     def standing(self, name: str) -> tuple[float, int]:
         """The weight of a tenant and how late it was seen; 1 and 0 for one that is not known."""
-        tenant = self._tenants.get(name)
-        return (1.0, 0) if tenant is None else (tenant.weight, tenant.seen_as)
+        return (tenant.weight, tenant.seen_as) if (tenant := self._tenants.get(name)) is not None else (1.0, 0)
 
     def take_newest(self, now: float, name: str) -> QueuedRequest | None:
         """The newest held call of a tenant that has some; it leaves."""
@@ -326,7 +327,7 @@ class TenantShares:
         bounds, flooding = self._bounds(now)
         for name in self._releasable(now, bounds, flooding):
             tenant = self._tenants[name]
-            floods, free = name in flooding, self._free(tenant, bounds[name])
+            floods, free = name in flooding, tenant.may_take(bounds[name], self.prompts.gateways)
             while tenant.waiting and free > self._full_at:
                 if self._has_prompts(now, tenant, tenant.held.peek().call, floods=floods):
                     break
@@ -354,23 +355,25 @@ class TenantShares:
 
     def places_of_sequence(self, name: str) -> float:
         """Places that each sequence of a tenant takes here; 1, or more if its calls take more of the KV memory."""
-        tenant = self._tenants.get(name)
-        return 1.0 if tenant is None or not tenant.sequences else tenant.entered / tenant.sequences
+        return (
+            1.0
+            if (tenant := self._tenants.get(name)) is None or not tenant.sequences
+            else tenant.entered / tenant.sequences
+        )
 
     @property
     def _is_the_only_one(self) -> bool:
         """Whether one tenant is known, and the settings name no other one."""
         return len(self._tenants) == 1 and not self._several
 
+    @property
+    def _taken(self) -> int:
+        """Places that all tenants have at all gateways."""
+        return max(self._sequences, math.ceil(self._tokens / self._place_tokens)) + self._elsewhere
+
     def _is_idle(self, tenant: TenantRecord) -> bool:
         """Whether places of the pool are free, whatever the tenant may have gained at other gateways."""
-        free = self.places - max(self._sequences, math.ceil(self._tokens / self._place_tokens)) - self._elsewhere
-        return tenant.free(free + tenant.has, self.prompts.gateways) > 0.0
-
-    def _free(self, tenant: TenantRecord, bound: float) -> float:
-        """Places that the tenant may take beyond those that it has; one at least if it has none."""
-        free = tenant.free(bound, self.prompts.gateways)
-        return free if tenant.sequences or free >= 1.0 else 1.0
+        return tenant.free(self.places - self._taken + tenant.has, self.prompts.gateways) > 0.0
 
     def _yields(self, now: float, call: Call) -> bool:
         """Whether engines compute the prompt of the call behind those of others."""
@@ -391,7 +394,7 @@ class TenantShares:
         """The tenants with held calls and free places, those that want the least for their weight first."""
         tenants, full = self._tenants, self._full_at
         waiting = [name for name in bounds if name in tenants and tenants[name].waiting]
-        found = [name for name in waiting if self._free(tenants[name], bounds[name]) > full]
+        found = [name for name in waiting if tenants[name].may_take(bounds[name], self.prompts.gateways) > full]
         if len(found) > 1 and self._bounds_hold:  # the bounds may be older than the order
             found = by_wants(tenants, [name for name in tenants if name in found])
         return sorted(found, key=lambda name: self.prompts.turn_s(tenants[name].prompts))
@@ -485,8 +488,7 @@ class TenantShares:
         return (bounds | flooding, flooding) if len(flooding) < len(names) else (bounds, ())
 
     def _known(self, name: str) -> TenantRecord:
-        tenant = self._tenants.get(name)
-        if tenant is None:
+        if (tenant := self._tenants.get(name)) is None:
             tenant = TenantRecord(held_calls.HeldCalls(self._own_policy()), place_tokens=self._place_tokens)
             forgotten = self._remembered.add(name, tenant)
             if forgotten is not None:

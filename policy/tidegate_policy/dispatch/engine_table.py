@@ -259,6 +259,10 @@ class EngineTable:
         self._count_kinds()
         return self._limits
 
+    def serving_limits(self, now: float) -> float:
+        """As `limits`, of the engines of `accepting`."""
+        return sum([math.inf if item.limit is None else item.limit for item in self.accepting(now)])
+
     def kv_tokens(self) -> float:
         """The sum of the KV memory of all engines."""
         self._count_kinds()

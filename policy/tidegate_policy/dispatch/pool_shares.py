@@ -131,6 +131,7 @@ class PoolShares:
             policy,
             bounded=bounded,
             limits=engines.limits,
+            serving=engines.serving_limits,
             memory=engines.kv_tokens,
             prompts=PromptCosts(self._prompt_seconds, lambda now: len(engines.accepting(now))),
             holders=self._holders,
