@@ -39,12 +39,15 @@ HONEST_CALLS, HONEST_S = 120, 30.0
 FLOODERS = 300
 """Calls that the flooding tenant keeps open: about five times what the engine can run."""
 PROFILE = "a100-qwen1.5-7b"
+MUCH_MEMORY = "a100-70b-tp8"
+"""The places of its batch are taken long before its memory."""
 FLOODS = {
     "short": Flood(calls=1400, words=20, tokens=300),
     "long prompts": Flood(calls=100, words=4000, tokens=300),
     "long answers": Flood(calls=600, words=20, tokens=1500, alone_s=32.0),
 }
 """The first has more than twice the places of two engines."""
+FIRST_PROMPTS = "570 prompts at one instant take 2 s through two gateways (decision 65)"
 DEEP_BATCH = "each step computes a batch of long answers that began before (decision 53)"
 NUMBERS = itertools.count()
 """No two prompts begin alike."""
@@ -206,26 +209,36 @@ async def test_the_first_seconds_of_a_flood_are_as_good_as_the_rest(
 
 @pytest.mark.parametrize("gateways", [1, 2])
 @pytest.mark.parametrize(
-    ("several", "calls", "words", "tokens"),
-    [(4, 3, 3500, 5), (4, 3, 8000, 100), (10, 57, 20, 1500)],
+    ("several", "calls", "words", "tokens", "profile"),
+    [(4, 3, 3500, 5, PROFILE), (4, 3, 8000, 100, PROFILE), (10, 57, 20, 1500, MUCH_MEMORY)],
     ids=["each below its part", "alone in engines", "all places"],
 )
 async def test_several_tenants_delay_the_short_prompts_of_another_one_a_little(
-    rig: Any, figure: Any, free_port: Any, gateways: int, several: int, calls: int, words: int, tokens: int
+    rig: Any,
+    figure: Any,
+    free_port: Any,
+    gateways: int,
+    several: int,
+    calls: int,
+    words: int,
+    tokens: int,
+    profile: str,
 ) -> None:
     """Nobody floods the pool: four tenants have three calls open each, which keep all engines computing prompts, or ten
-    tenants have all places of two engines together, for long answers, and no call of theirs waits."""
+    tenants have all places of two engines together, for long answers, and no call of theirs waits; a third one is down."""
     others = [f"tenant {number}" for number in range(several)]
     tenants = [{"name": name, "weight": 1} for name in ("honest", *others)]
-    engines = [await rig.engine(speed=1, profile=PROFILE) for _ in range(2)]
-    cost = tidegate_profiles.load(PROFILE)["cost"]
+    engines = [await rig.engine(speed=1, profile=profile) for _ in range(3 if profile == MUCH_MEMORY else 2)]
+    cost = tidegate_profiles.load(profile)["cost"]
     url = (await rig.valkey(port=free_port(), folder=rig.folder / "data")).url
     settings = {"tenants": tenants, "store": {"url": url}}
     urls = [(await rig.gateway(engines, url, cost=cost, **settings)).url for _ in range(gateways)]
     turn = itertools.cycle(urls)
+    for engine in engines[2:]:
+        engine.kill()
 
     async def one() -> float | str:
-        return await first_token_s(rig.http, urls[0], "honest", words=200, tokens=50)
+        return await first_token_s(rig.http, urls[0], "honest", words=min(words, 200), tokens=50)
 
     async def reads(tenant: str) -> None:
         while True:
@@ -240,12 +253,13 @@ async def test_several_tenants_delay_the_short_prompts_of_another_one_a_little(
         f"{several} tenants with {calls} calls of {words:,} words and {tokens:,} tokens open each, {gateways} gateway"
     )
     name += "s" * (gateways > 1)
+    known = FIRST_PROMPTS if several > 4 and gateways > 1 else ""
     refused = [value for value in during if isinstance(value, str)]
     longest = max(value for value in during if isinstance(value, float))
     before, after = percentile(alone, 0.95), percentile(during, 0.95)
     figure(f"{name}: TTFT p95 of another tenant's short prompts, alone and beside them, s", f"{before:.3f}, {after:.3f}",
-           goal="0.5", met=after < 0.5)  # fmt: skip
-    figure(f"{name}: the longest TTFT, s", f"{longest:.2f}", goal="1", met=longest < 1)
+           goal="0.5", met=after < 0.5, known=known)  # fmt: skip
+    figure(f"{name}: the longest TTFT, s", f"{longest:.2f}", goal="1", met=longest < 1, known=known)
     assert not refused
     assert longest < 5, "it was 12 s (decisions 54 and 65)"
 
