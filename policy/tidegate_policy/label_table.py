@@ -58,7 +58,7 @@ LABELS = (
     ),
     Label(
         key="tg.owed", kind=Kind.WHOLE, low=0, high=1, default="0",
-        meaning="1 = the tenant keeps to its part and another one does not, so others yield memory and steps to the call",
+        meaning="1 = others have places that are due to the tenant, so they yield memory, places and steps to the call",
     ),
     Label(
         key="tg.ahead", kind=Kind.WHOLE, low=0, high=1, default="0",

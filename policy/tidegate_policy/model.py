@@ -61,7 +61,8 @@ class Call:
     prompt in small parts and behind the prompts of others."""
     owed: bool = False
     """Its tenant keeps to its bound while another one has more than its own, or to its part while another one floods the
-    pool. It goes first, and others yield memory, places and steps to it."""
+    pool, or has little of full engines. It goes first, and others yield memory and places to it, and steps unless it
+    yields itself: then it starts at once, and its prompt is computed behind those of others."""
     ahead: bool = False
     """Its prompt is short, its tenant keeps to its part, and engines compute long prompts of others. It goes first in its
     lane, and others yield steps to it."""
@@ -100,7 +101,7 @@ class Call:
     @property
     def turn(self) -> int:
         """The calls of the least turn go first, whatever the policy."""
-        return int(self.yields) - int(self.goes_first)
+        return -1 if self.goes_first else int(self.yields)
 
     @property
     def goes_first(self) -> bool:

@@ -9,6 +9,7 @@ from test_tenant_shares import entered, item
 from tidegate_policy import policies
 from tidegate_policy.admit import retries
 from tidegate_policy.admit.outliers import OutlierSettings
+from tidegate_policy.admit.prompt_window import PoolPrompts, PromptCosts, PromptSeconds
 from tidegate_policy.admit.tenant_load import PoolLoad, TenantLoad
 from tidegate_policy.admit.tenant_shares import TenantShares
 from tidegate_policy.cost import CostModel
@@ -46,6 +47,14 @@ def test_a_tenant_that_has_little_of_full_engines_is_owed_a_place() -> None:
     assert made.marked(0.0, item("call", "quiet", service_s=0.1)).call.owed
     entered(made, 0.0, "quiet", 5, service_s=0.1)
     assert not made.is_owed(0.0, "quiet"), "it has half of its part: 4.5 of 9 places"
+
+
+@pytest.mark.parametrize("each", [9, 10])
+def test_a_tenant_that_has_little_of_full_engines_is_owed_a_place_for_prompts_that_yield_too(each: int) -> None:
+    made = filled(each)
+    made.prompts = PoolPrompts(PromptCosts(lambda call: PromptSeconds(9.0, 9.0), lambda now: 1))
+    call = made.marked(0.0, item("call", "quiet")).call
+    assert (call.yields, call.owed) == (True, each == 10)
 
 
 def test_nobody_is_owed_a_place_while_engines_have_room() -> None:

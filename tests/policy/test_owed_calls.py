@@ -90,6 +90,22 @@ def test_an_owed_call_takes_a_place_of_a_full_batch() -> None:
     assert engine.step() == (set(), set()), "no owed call gives way to another one"
 
 
+def test_a_call_that_is_owed_a_place_and_yields_starts_at_once_and_computes_its_prompt_behind_others() -> None:
+    engine = Engine("fcfs", max_batch=4, blocks=400)
+    for name in ("f0", "f1", "f2", "f3", "f4"):
+        engine.arrives(name)
+    engine.step()
+    engine.arrives("heavy", owed=True, yields=True, prompt=100 * BLOCK_TOKENS)
+    assert engine.step() == ({"heavy"}, {"f3"})
+    chunk = 2 * LIMITS.step_s / LIMITS.prefill_s
+    computed = [engine.computed("heavy")]
+    while computed[-1] < 100 * BLOCK_TOKENS:
+        engine.step()
+        computed.append(engine.computed("heavy"))
+    assert max(after - before for before, after in zip([0, *computed], computed, strict=False)) <= chunk + 2
+    assert engine.computed("f0", "f1", "f2") > 3 * (PROMPT + len(computed) - 2), "they decode in each step"
+
+
 def test_nothing_yields_to_a_call_that_is_owed_none_or_to_one_that_could_not_start_even_so() -> None:
     engine = Engine("fcfs", max_batch=2)
     engine.arrives("f0")

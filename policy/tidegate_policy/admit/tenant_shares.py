@@ -202,10 +202,7 @@ class TenantShares:
     def is_owed(self, now: float, name: str) -> bool:
         """Whether the tenant has at most its part while another one has too much, or little of engines that are full."""
         bounds, tenant = self._look.bounds(now), self._tenants[name]
-        if bounds:
-            return tenant.has <= bounds.get(name, 0.0)
-        part = self._bounds_rate * tenant.weight if self._bounded and len(self._bounds(now)[0]) > 1 else 0.0
-        return pool_places.lacks(tenant.has, part, self._taken, self._serving(now))
+        return tenant.has <= bounds.get(name, 0.0) if bounds else self._lacks(now, tenant)
 
     def on_settings(self, *, several: bool) -> None:
         """The settings name several tenants, or do not."""
@@ -260,8 +257,7 @@ class TenantShares:
     def take_newest(self, now: float, name: str) -> QueuedRequest | None:
         """The newest held call of a tenant that has some; it leaves."""
         tenant = self._tenants[name]
-        item = tenant.held.remove_newest(now)
-        if item is not None:
+        if (item := tenant.held.remove_newest(now)) is not None:
             self._count_held(name, tenant, -1)
         return item
 
@@ -316,7 +312,7 @@ class TenantShares:
         """Orders the held calls by policies like this one."""
         self._policy = policy
         for tenant in self._tenants.values():
-            tenant.held.switch(now, self._own_policy())
+            tenant.held.switch(now, policies.create(policy.name, policy.parameters))
 
     def release(self, now: float) -> list[QueuedRequest]:
         """The held calls that may enter now, those of a tenant in the order of the policy. The caller calls `enter` for
@@ -344,10 +340,16 @@ class TenantShares:
         call, yields, (bounds, floods) = item.call, self._yields(now, item.call), self._bounds(now)
         keeps = not yields and self._known(call.tenant).keeps
         owed = (keeps and bool(floods)) or (not yields and self.is_owed(now, call.tenant))
+        owed = owed or (call.tenant not in floods and self._lacks(now, self._tenants[call.tenant]))
         ahead = keeps and not owed and len(bounds) > 1 and self.prompts.are_ahead_of(now, call)
         if (call.yields, call.owed, call.ahead) == (yields, owed, ahead):
             return item
         return replace(item, call=replace(call, yields=yields, owed=owed, ahead=ahead))
+
+    def _lacks(self, now: float, tenant: TenantRecord) -> bool:
+        """Whether the tenant has little of engines that are full."""
+        part = self._bounds_rate * tenant.weight if self._bounded and len(self._bounds(now)[0]) > 1 else 0.0
+        return pool_places.lacks(tenant.has, part, self._taken, self._serving(now))
 
     def withdraw(self, call: Call) -> None:
         """A call that `release` gave out does not enter."""
@@ -489,12 +491,10 @@ class TenantShares:
 
     def _known(self, name: str) -> TenantRecord:
         if (tenant := self._tenants.get(name)) is None:
-            tenant = TenantRecord(held_calls.HeldCalls(self._own_policy()), place_tokens=self._place_tokens)
+            held = held_calls.HeldCalls(policies.create(self._policy.name, self._policy.parameters))
+            tenant = TenantRecord(held, place_tokens=self._place_tokens)
             forgotten = self._remembered.add(name, tenant)
             if forgotten is not None:
                 self._holders.changed(forgotten)
             self._bounds_hold = False
         return tenant
-
-    def _own_policy(self) -> Policy:
-        return policies.create(self._policy.name, self._policy.parameters)

@@ -355,7 +355,7 @@ class PoolShares:
             return item
         whole, there = item.call, part.shares.marked(now, item).call
         yields = whole.yields or there.yields
-        owed = not yields and (whole.owed or there.owed)
+        owed = whole.owed if whole.yields else not yields and (whole.owed or there.owed)
         ahead = not yields and not owed and (whole.ahead or there.ahead)
         if (whole.yields, whole.owed, whole.ahead) == (yields, owed, ahead):
             return item

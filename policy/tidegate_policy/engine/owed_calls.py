@@ -69,7 +69,7 @@ class OwedCalls(Memoryless):
         if head is not None and head.call.goes_first:
             plan, can_start = self._with_room(engine, plan, head)
             starting = list(itertools.takewhile(_goes_first, engine.first(MOST_STARTS))) if can_start else []
-        first = [known for known in engine.prefills if known.call.goes_first]
+        first = [known for known in engine.prefills if known.call.goes_first and not known.call.yields]
         others = [known for known in engine.prefills if not (known.call.goes_first or known.call.yields)]
         waits = bool(starting or first)
         if not (others or engine.waiting) or not (waits or any(known.call.goes_first for known in engine.decoding)):
