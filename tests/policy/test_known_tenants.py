@@ -112,7 +112,7 @@ def test_the_exchange_between_gateways_makes_loads_of_the_tenants_alone_that_it_
     told = shares.load(0.0).tenants
     assert list(told) == [f"t{number}" for number in range(500) if number % 7 == 6][:MOST_TOLD]
     assert len(made) <= MOST_TOLD
-    assert all(tenant.told == tenant.entered for tenant in shares._tenants.values()), (
+    assert all(tenant.told.last == tenant.entered for tenant in shares._tenants.values()), (
         "also where others hear nothing of it"
     )
 

@@ -13,6 +13,23 @@ LATE_S = 20.0
 
 
 @dataclass(slots=True)
+class Told:
+    """A number that this gateway has told the others."""
+
+    last: int = 0
+    before: int = 0
+    """The time before: by now they have answered that with what they had then."""
+
+    def tell(self, number: int) -> None:
+        """The others learn the number now."""
+        self.before, self.last = self.last, number
+
+    def gained(self, number: int) -> int:
+        """What the number has gained since."""
+        return number - min(self.before, self.last)
+
+
+@dataclass(slots=True)
 class TenantRecord:
     """One tenant, as one gateway knows it."""
 
@@ -44,10 +61,8 @@ class TenantRecord:
     waiting_elsewhere: int = 0
     rate_elsewhere: float = 0.0
     """As `rate`, of the work that it sent to other gateways."""
-    told: int = 0
-    """`entered`, as this gateway told the others last."""
-    told_before: int = 0
-    """`entered`, as this gateway told them the time before: by now they have answered that with what they had then."""
+    told: Told = field(default_factory=Told)
+    """`entered`, as this gateway told the others."""
 
     @property
     def entered(self) -> int:
@@ -83,7 +98,7 @@ class TenantRecord:
         """The others learn now what it has here, of which they are told if it has much. Returns the places that it has or
         wants here."""
         entered = self.entered
-        self.told_before, self.told = self.told, entered
+        self.told.tell(entered)
         return entered + self.holds if self.waiting else entered
 
     def load(self, now: float) -> TenantLoad:
@@ -98,7 +113,7 @@ class TenantRecord:
         free = bound - self.has
         if gateways == 1:
             return free
-        gained = self.entered - min(self.told_before, self.told)
+        gained = self.told.gained(self.entered)
         free -= max(gained, 0) * (gateways - 1)
         lost = max(-gained, 0)
         return free if free <= lost else lost + (free - lost) / gateways

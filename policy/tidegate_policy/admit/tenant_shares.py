@@ -31,7 +31,7 @@ from tidegate_policy import policies
 from tidegate_policy.admit import held_calls, known_tenants, pool_places, prompt_window, unfair_look
 from tidegate_policy.admit.held_tenants import HeldTenants
 from tidegate_policy.admit.tenant_load import PoolLoad
-from tidegate_policy.admit.tenant_record import LATE_S, TenantRecord, by_wants
+from tidegate_policy.admit.tenant_record import LATE_S, TenantRecord, Told, by_wants
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import Policy, QueuedRequest
 
@@ -105,8 +105,8 @@ class TenantShares:
         """Held calls; sequences and KV tokens of the calls in the queue or at engines."""
         self._place_tokens = math.inf
         """KV tokens of one place, as the bounds were computed."""
-        self._elsewhere = 0
-        """Places that tenants have at other gateways."""
+        self._elsewhere, self._told = 0, Told()
+        """Places that tenants have at other gateways, and those here as this one told the others."""
         self._several = False
         """The settings name several tenants, so another one may come although only one is known."""
         self._others_have = False
@@ -211,6 +211,7 @@ class TenantShares:
 
     def load(self, now: float) -> PoolLoad:
         """What the tenants have at this gateway, those that want the most. The caller tells the others."""
+        self._told.tell(self._here)
         return PoolLoad(self._remembered.load(now), self._places.shown, long_prompts=self.prompts.tenants(now))
 
     def on_others(self, now: float, load: PoolLoad, gateways: int) -> None:
@@ -349,7 +350,8 @@ class TenantShares:
     def _lacks(self, now: float, tenant: TenantRecord) -> bool:
         """Whether the tenant has little of engines that are full."""
         part = self._bounds_rate * tenant.weight if self._bounded and len(self._bounds(now)[0]) > 1 else 0.0
-        return pool_places.lacks(tenant.has, part, self._taken, self._serving(now))
+        gained = max(self._told.gained(self._here), 0) * (self.prompts.gateways - 1)  # as others may have too
+        return pool_places.lacks(tenant.has, part, self._taken + gained, self._serving(now))
 
     def withdraw(self, call: Call) -> None:
         """A call that `release` gave out does not enter."""
@@ -369,9 +371,14 @@ class TenantShares:
         return len(self._tenants) == 1 and not self._several
 
     @property
+    def _here(self) -> int:
+        """Places that all tenants have at this gateway."""
+        return max(self._sequences, math.ceil(self._tokens / self._place_tokens))
+
+    @property
     def _taken(self) -> int:
         """Places that all tenants have at all gateways."""
-        return max(self._sequences, math.ceil(self._tokens / self._place_tokens)) + self._elsewhere
+        return self._here + self._elsewhere
 
     def _is_idle(self, tenant: TenantRecord) -> bool:
         """Whether places of the pool are free, whatever the tenant may have gained at other gateways."""
