@@ -14,12 +14,12 @@ from tidegate_policy.admit.known_tenants import MAX_TENANTS
 from tidegate_policy.admit.outliers import OutlierSettings
 from tidegate_policy.admit.pool_places import FIRST_CALLS
 from tidegate_policy.admit.prompt_window import YIELDING_TIMES, PoolPrompts, PromptCosts, PromptSeconds
+from tidegate_policy.admit.tenant_bounds import FLOODS_PART
 from tidegate_policy.admit.tenant_load import NO_LOAD, PoolLoad, TenantLoad
 from tidegate_policy.admit.tenant_shares import (
     ACTIVE_S,
     EACH_S,
     FEW,
-    FLOODS_PART,
     HEADROOM,
     KEEPS,
     LEAST_PLACES,

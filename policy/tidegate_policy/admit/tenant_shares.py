@@ -28,8 +28,9 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from tidegate_policy import policies
-from tidegate_policy.admit import held_calls, known_tenants, pool_places, prompt_window, unfair_look
+from tidegate_policy.admit import held_calls, known_tenants, pool_places, prompt_window, tenant_bounds, unfair_look
 from tidegate_policy.admit.held_tenants import HeldTenants
+from tidegate_policy.admit.tenant_bounds import MARGIN, Rules
 from tidegate_policy.admit.tenant_load import PoolLoad
 from tidegate_policy.admit.tenant_record import LATE_S, TenantRecord, Told, by_wants
 from tidegate_policy.model import Call, CallId
@@ -40,18 +41,12 @@ HEADROOM = 1.8
 KEEPS = 2.0
 """The factor of the headroom of a tenant that sends no more work than its part. How many places its calls take depends on
 the others too, and how much work it sends does not."""
-FLOODING = 2.0
-"""A tenant that wants more than so many times its bound floods the pool."""
-FLOODS_PART = 0.6
-"""Of its max-min share, for a tenant that floods the pool: at the knee batches are deeper than in a quiet pool."""
 ACTIVE_S = 30.0
 """A tenant without calls for longer does not compete."""
 NEWEST_CLASS = 0.05
 """The part of the newest call in the weight of its tenant, whose calls are of several classes."""
 LEAST_PLACES = 2
 """Of each tenant, so that a long call does not block the next one."""
-MARGIN = 1e-6
-"""Of sequences and seconds; errors of rounding are smaller."""
 FEW, EACH_S = 32, 5e-5
 """The bounds of more tenants count for so long for each of them, so that they take a bounded part of the time."""
 
@@ -467,34 +462,12 @@ class TenantShares:
         if len(names) < 2:
             alone = math.inf if self._is_the_only_one or not self._bounded else pool_places.alone(limits)
             return dict.fromkeys(names, alone), ()
-        part = self._headroom * left / weight
-        bounds: dict[str, float] = {}
-        flooding: dict[str, float] = {}
-        keeps = 1.0 if self.is_new else KEEPS  # predictions alone give no headroom
-        level_is_known = False
-        # The tenants that want the least for their weight come first; what they leave goes to the others.
-        for name in by_wants(self._tenants, names):
-            tenant = self._tenants[name]
-            wanted, share = tenant.wanted, left * tenant.weight / weight
-            tenant.keeps = self._keeps(now, tenant)
-            bounds[name] = bound = max(share, part * tenant.weight * (keeps if tenant.keeps else 1.0), self._least)
-            floods = wanted > FLOODING * bound
-            if floods:
-                flooding[name] = max(FLOODS_PART * share, self._least)
-            if not tenant.keeps:
-                until_s = min(until_s, tenant.keeps_at_s(self._bounds_rate * tenant.weight) - MARGIN)
-            if not level_is_known and wanted <= share:
-                left, weight = left - wanted, weight - tenant.weight
-                continue
-            level_is_known = True  # this tenant and all that follow want more than what is left for each unit of weight
-            tenant.above, tenant.below = share + MARGIN, math.inf
-            if floods:
-                tenant.above = max(tenant.above, FLOODING * bound + MARGIN)
-            else:
-                tenant.below = FLOODING * bound - MARGIN
-        self._bounds_hold_until_s = until_s
+        # Predictions alone give no headroom.
+        rules = Rules(headroom=self._headroom, keeps=1.0 if self.is_new else KEEPS, least=self._least)
+        found = tenant_bounds.divide(self._tenants, names, left, rules, lambda tenant: self._keeps(now, tenant))
+        self._bounds_hold_until_s = min(until_s, found.until_s)
         self._some_keep = any(self._tenants[name].keeps for name in names)
-        return (bounds | flooding, flooding) if len(flooding) < len(names) else (bounds, ())
+        return found.bounds, found.flooding
 
     def _known(self, name: str) -> TenantRecord:
         if (tenant := self._tenants.get(name)) is None:

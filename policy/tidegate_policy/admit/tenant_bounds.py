@@ -1,0 +1,79 @@
+"""Which places may each of several competing tenants have? A max-min division of the places by weight, with headroom.
+
+The tenants that want the least for their weight come first, and what they leave goes to the others.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from tidegate_policy.admit.tenant_record import TenantRecord, by_wants
+
+FLOODING = 2.0
+"""A tenant that wants more than so many times its bound floods the pool."""
+FLOODS_PART = 0.6
+"""Of its max-min share, for a tenant that floods the pool: at the knee batches are deeper than in a quiet pool."""
+MARGIN = 1e-6
+"""Of sequences and seconds; errors of rounding are smaller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How places are divided."""
+
+    headroom: float
+    """A bound is at least so many times the tenant's part of the places by weight."""
+    keeps: float
+    """The factor of the headroom of a tenant that sends no more work than its part."""
+    least: int
+    """Places of each tenant at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Places of each tenant, and the tenants that flood the pool while others do not."""
+
+    bounds: dict[str, float]
+    flooding: Collection[str]
+    until_s: float
+    """From then on the bounds change with time alone; infinite if they do not."""
+
+
+def divide(
+    tenants: Mapping[str, TenantRecord],
+    names: list[str],
+    places: float,
+    rules: Rules,
+    keeps: Callable[[TenantRecord], bool],
+) -> Division:
+    """Divides the places among the tenants of these names. Notes in each record whether the tenant `keeps` to its part,
+    and within which wants the bounds of all stay as they are."""
+    left, weight = places, sum([tenants[name].weight for name in names])
+    part, rate = rules.headroom * left / weight, 1 / weight
+    until_s = math.inf
+    bounds: dict[str, float] = {}
+    flooding: dict[str, float] = {}
+    level_is_known = False
+    for name in by_wants(tenants, names):
+        tenant = tenants[name]
+        wanted, share = tenant.wanted, left * tenant.weight / weight
+        tenant.keeps = keeps(tenant)
+        headroom = part * tenant.weight * (rules.keeps if tenant.keeps else 1.0)
+        bounds[name] = bound = max(share, headroom, rules.least)
+        floods = wanted > FLOODING * bound
+        if floods:
+            flooding[name] = max(FLOODS_PART * share, rules.least)
+        if not tenant.keeps:
+            until_s = min(until_s, tenant.keeps_at_s(rate * tenant.weight) - MARGIN)
+        if not level_is_known and wanted <= share:
+            left, weight = left - wanted, weight - tenant.weight
+            continue
+        level_is_known = True  # this tenant and all that follow want more than what is left for each unit of weight
+        tenant.above, tenant.below = share + MARGIN, math.inf
+        if floods:
+            tenant.above = max(tenant.above, FLOODING * bound + MARGIN)
+        else:
+            tenant.below = FLOODING * bound - MARGIN
+    if len(flooding) < len(names):
+        return Division(bounds | flooding, flooding, until_s)
+    return Division(bounds, (), until_s)
