@@ -10,7 +10,7 @@ from tidegate_policy import policies
 from tidegate_policy.admit import retries
 from tidegate_policy.admit.outliers import OutlierSettings
 from tidegate_policy.admit.prompt_window import PoolPrompts, PromptCosts, PromptSeconds
-from tidegate_policy.admit.tenant_load import PoolLoad, TenantLoad
+from tidegate_policy.admit.tenant_load import NO_LOAD, PoolLoad, TenantLoad
 from tidegate_policy.admit.tenant_shares import TenantShares
 from tidegate_policy.cost import CostModel
 from tidegate_policy.dispatch.core_actions import Send
@@ -69,6 +69,19 @@ def test_places_at_other_gateways_count() -> None:
     assert not made.is_owed(0.0, "quiet")
     made.on_others(1.0, PoolLoad({name: TenantLoad(entered=5, waiting=0, weight=1.0, rate=0.0) for name in OTHERS}), 2)
     assert made.is_owed(1.0, "quiet")
+
+
+def test_what_a_gateway_has_gained_since_it_told_may_have_come_to_the_others_too() -> None:
+    made = shares()
+    made.on_others(0.0, NO_LOAD, 2)
+    made.competes(0.0, item("first", "quiet").call)
+    made.load(0.0)
+    assert sum(entered(made, 0.0, name, 5) for name in OTHERS) == 15
+    assert made.is_owed(0.0, "quiet"), "the other gateway may have 15 too"
+    for _ in range(2):
+        made.load(1.0)
+    made.on_others(1.0, NO_LOAD, 2)
+    assert not made.is_owed(1.0, "quiet"), "it has told that it has none"
 
 
 def test_the_part_of_a_tenant_is_that_of_its_weight() -> None:
