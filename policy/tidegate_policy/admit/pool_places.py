@@ -84,7 +84,7 @@ def alone(limits: float) -> float:
 def lacks(has: float, part: float, taken: float, serving: float) -> bool:
     """Whether a tenant has little of its `part` by weight, 0 to 1, of engines that are full: tenants have `taken` places of
     the `serving` that these may have, this one `has` of them."""
-    return taken >= ALONE_OF_LIMITS * serving and has < LITTLE * part * serving
+    return taken >= MOST_OF_LIMITS * serving and has < LITTLE * part * serving
 
 
 def tokens_of_place(memory: float, limits: float, places: float | None) -> float:
