@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate_policy import policies
+from tidegate_policy.admit.max_min_places import FLOODING, FLOODS_PART
 from tidegate_policy.admit.pool_places import FIRST_CALLS
 from tidegate_policy.admit.prompt_window import PromptSeconds
-from tidegate_policy.admit.tenant_bounds import FLOODING, FLOODS_PART
 from tidegate_policy.admit.tenant_shares import HEADROOM, KEEPS, LEAST_PLACES, TenantShares
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import QueuedRequest

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tidegate_policy import policies
 from tidegate_policy.admit import tenant_load
+from tidegate_policy.admit.max_min_places import FLOODS_PART
 from tidegate_policy.admit.pool_places import FIRST_CALLS
-from tidegate_policy.admit.tenant_bounds import FLOODS_PART
 from tidegate_policy.admit.tenant_shares import TenantShares
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import QueuedRequest

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tidegate_policy import policies
 from tidegate_policy.admit.known_tenants import MAX_TENANTS
+from tidegate_policy.admit.max_min_places import FLOODS_PART
 from tidegate_policy.admit.outliers import OutlierSettings
 from tidegate_policy.admit.pool_places import FIRST_CALLS
 from tidegate_policy.admit.prompt_window import YIELDING_TIMES, PoolPrompts, PromptCosts, PromptSeconds
-from tidegate_policy.admit.tenant_bounds import FLOODS_PART
 from tidegate_policy.admit.tenant_load import NO_LOAD, PoolLoad, TenantLoad
 from tidegate_policy.admit.tenant_shares import (
     ACTIVE_S,

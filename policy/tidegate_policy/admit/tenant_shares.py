@@ -28,9 +28,9 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from tidegate_policy import policies
-from tidegate_policy.admit import held_calls, known_tenants, pool_places, prompt_window, tenant_bounds, unfair_look
+from tidegate_policy.admit import held_calls, known_tenants, max_min_places, pool_places, prompt_window, unfair_look
 from tidegate_policy.admit.held_tenants import HeldTenants
-from tidegate_policy.admit.tenant_bounds import MARGIN, Rules
+from tidegate_policy.admit.max_min_places import MARGIN, Rules
 from tidegate_policy.admit.tenant_load import PoolLoad
 from tidegate_policy.admit.tenant_record import LATE_S, TenantRecord, Told, by_wants
 from tidegate_policy.model import Call, CallId
@@ -464,7 +464,7 @@ class TenantShares:
             return dict.fromkeys(names, alone), ()
         # Predictions alone give no headroom.
         rules = Rules(headroom=self._headroom, keeps=1.0 if self.is_new else KEEPS, least=self._least)
-        found = tenant_bounds.divide(self._tenants, names, left, rules, lambda tenant: self._keeps(now, tenant))
+        found = max_min_places.divide(self._tenants, names, left, rules, lambda tenant: self._keeps(now, tenant))
         self._bounds_hold_until_s = min(until_s, found.until_s)
         self._some_keep = any(self._tenants[name].keeps for name in names)
         return found.bounds, found.flooding
