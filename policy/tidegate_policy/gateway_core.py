@@ -313,9 +313,8 @@ class GatewayCore:
             admitted.rejected = True
         return self._seen(now, self.dispatcher.on_attempt_failed(now, call_id, failure))
 
-    def on_engine_result(self, now: float, engine: EngineId, tenant: str, *, ok: bool) -> float | None:
-        """The engine did its part in a call of the tenant, or failed it. Returns the seconds of the ejection that follows,
-        if one does."""
+    def on_engine_result(self, now: float, engine: EngineId, tenant: str, *, ok: bool) -> engine_table.Result:
+        """The engine did its part in a call of the tenant, or failed it. Returns what follows."""
         return self.engines.on_attempt(now, engine, tenant, ok=ok)
 
     def on_end(self, now: float, call_id: CallId, result: CallResult) -> list[Action]:

@@ -81,5 +81,5 @@ async def test_streams_that_break_off_are_failures_too(up: Any, caplog: pytest.L
             bad.break_after = None
         assert broken == 3
         assert [line for line in caplog.messages if "avoid" in line] == [
-            f"calls of tenant victim avoid engine {bad.url.removeprefix('http://')} for now: it fails them"
+            f"calls of tenant victim avoid engine {bad.url.removeprefix('http://')} for 60 s: it fails them"
         ]

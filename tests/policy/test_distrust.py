@@ -31,7 +31,9 @@ def distrusting(*bad: EngineId, max_inflight: int | None = None, max_waiting: in
     for engine in bad:
         for _ in range(3):
             gate.table.on_attempt(0.0, engine, "other", ok=True)
-            assert gate.table.on_attempt(0.0, engine, "victim", ok=False) is None, "it serves the other tenant"
+            assert gate.table.on_attempt(0.0, engine, "victim", ok=False).ejected_s is None, (
+                "it serves the other tenant"
+            )
     return gate
 
 

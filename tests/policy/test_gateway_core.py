@@ -175,9 +175,9 @@ def test_retries_of_late_calls_share_a_budget_and_those_of_calls_that_no_engine_
 
 def test_an_engine_that_fails_three_calls_in_a_row_is_ejected_unless_it_is_the_last() -> None:
     made = core()
-    assert [made.on_engine_result(0.0, EngineId("e0"), "t", ok=False) for _ in range(3)] == [None, None, 1.0]
+    assert [made.on_engine_result(0.0, EngineId("e0"), "t", ok=False).ejected_s for _ in range(3)] == [None, None, 1.0]
     assert {engine_of(arrived(made, str(index), 0.5)) for index in range(6)} == {"e1"}
-    assert [made.on_engine_result(0.5, EngineId("e1"), "t", ok=False) for _ in range(5)] == [None] * 5
+    assert [made.on_engine_result(0.5, EngineId("e1"), "t", ok=False).ejected_s for _ in range(5)] == [None] * 5
     assert {engine_of(arrived(made, f"later {index}", 1.5)) for index in range(6)} == {"e0"}
 
 
@@ -185,7 +185,7 @@ def test_the_failures_of_one_tenant_eject_no_engine_that_serves_another_one() ->
     made, engine = core(), EngineId("e0")
 
     def fail(now: float, tenant: str, calls: int = 1) -> list[float | None]:
-        return [made.on_engine_result(now, engine, tenant, ok=False) for _ in range(calls)]
+        return [made.on_engine_result(now, engine, tenant, ok=False).ejected_s for _ in range(calls)]
 
     made.on_engine_result(0.0, engine, "honest", ok=True)
     made.on_engine_result(0.0, engine, "hostile", ok=True)

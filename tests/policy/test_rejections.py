@@ -39,7 +39,9 @@ def test_an_engine_that_serves_calls_is_not_ejected_for_its_rejections() -> None
         made.on_attempt(second, HONEST, "honest", ok=True)
         assert contradict(made, second + 0.9, HONEST, LIAR, THIRD, calls=10) == [None] * 20
     assert len(accepting(made, 100.0)) == 4
-    assert made.on_attempt(100.0, HONEST, "t", ok=False) is None, "contradictions are no failures of its calls"
+    assert made.on_attempt(100.0, HONEST, "t", ok=False).ejected_s is None, (
+        "contradictions are no failures of its calls"
+    )
 
 
 def test_an_idle_engine_is_not_ejected_by_the_word_of_one_engine_out_of_two() -> None:
@@ -72,13 +74,13 @@ def test_the_word_of_an_engine_that_then_fails_calls_itself_counts_no_more() -> 
     for now in (10.0, 20.0, 30.0):  # each ejection is longer
         contradict(made, now, HONEST, LIAR, calls=3)
     assert accepting(made, 31.5) == [LIAR]
-    assert [made.on_attempt(31.5, LIAR, "t", ok=False) for _ in range(3)] == [None, None, 1.0]
+    assert [made.on_attempt(31.5, LIAR, "t", ok=False).ejected_s for _ in range(3)] == [None, None, 1.0]
     assert accepting(made, 31.5) == [HONEST]
 
 
 def test_ejected_engines_serve_when_no_other_one_is_left() -> None:
     made = table(HONEST, LIAR)
-    assert [made.on_attempt(0.0, HONEST, "t", ok=False) for _ in range(3)][-1] == 1.0
+    assert [made.on_attempt(0.0, HONEST, "t", ok=False).ejected_s for _ in range(3)][-1] == 1.0
     assert accepting(made, 0.1) == [LIAR]
     update(made, LIAR, Health.DOUBTFUL)
     assert accepting(made, 0.2) == [LIAR]

@@ -287,13 +287,13 @@ class Placements:
 
     def report_engine(self, engine: EngineId, tenant: str, *, ok: bool) -> None:
         self._metrics.engines.on_attempt(engine, ok=ok)
-        now, distrust = self.clock(), self.core.engines.distrust
-        is_avoided = not ok and engine in distrust.of(now, tenant)
-        ejection_s = self.core.on_engine_result(now, engine, tenant, ok=ok)
-        if ejection_s is not None:
-            logger.warning("engine %s is ejected for %.3g s: its calls fail", engine, ejection_s)
-        elif not ok and not is_avoided and engine in distrust.of(now, tenant):
-            logger.warning("calls of tenant %s avoid engine %s for now: it fails them", tenant, engine)
+        result = self.core.on_engine_result(self.clock(), engine, tenant, ok=ok)
+        if result.ejected_s is not None:
+            logger.warning("engine %s is ejected for %.3g s: its calls fail", engine, result.ejected_s)
+        elif result.avoided_s is not None:
+            logger.warning(
+                "calls of tenant %s avoid engine %s for %.3g s: it fails them", tenant, engine, result.avoided_s
+            )
 
     def on_second_opinion(self, engine: EngineId, tenant: str, by: EngineId, *, answers: bool) -> None:
         if answers:

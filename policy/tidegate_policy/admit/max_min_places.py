@@ -42,14 +42,14 @@ class Division:
 def divide(
     tenants: Mapping[str, TenantRecord],
     names: list[str],
+    weight: float,
     places: float,
     rules: Rules,
     keeps: Callable[[TenantRecord], bool],
 ) -> Division:
-    """Divides the places among the tenants of these names. Notes in each record whether the tenant `keeps` to its part,
-    and within which wants the bounds of all stay as they are."""
-    left, weight = places, sum([tenants[name].weight for name in names])
-    part, rate = rules.headroom * left / weight, 1 / weight
+    """Divides the places among the tenants of these names, which have this `weight` together. Notes in each record whether
+    the tenant `keeps` to its part, and within which wants the bounds of all stay as they are."""
+    left, part, rate = places, rules.headroom * places / weight, 1 / weight
     until_s = math.inf
     bounds: dict[str, float] = {}
     flooding: dict[str, float] = {}

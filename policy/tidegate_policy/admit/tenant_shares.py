@@ -197,7 +197,7 @@ class TenantShares:
     def is_owed(self, now: float, name: str) -> bool:
         """Whether the tenant has at most its part while another one has too much, or little of engines that are full."""
         bounds, tenant = self._look.bounds(now), self._tenants[name]
-        return tenant.has <= bounds.get(name, 0.0) if bounds else self._lacks(now, tenant)
+        return (bool(bounds) and tenant.has <= bounds.get(name, 0.0)) or self._lacks(now, tenant)
 
     def on_settings(self, *, several: bool) -> None:
         """The settings name several tenants, or do not."""
@@ -335,8 +335,9 @@ class TenantShares:
         """A call that enters, marked if its prompt yields to others (`engine.yielding_prompts`) or it is owed a place."""
         call, yields, (bounds, floods) = item.call, self._yields(now, item.call), self._bounds(now)
         keeps = not yields and self._known(call.tenant).keeps
-        owed = (keeps and bool(floods)) or (not yields and self.is_owed(now, call.tenant))
-        owed = owed or (call.tenant not in floods and self._lacks(now, self._tenants[call.tenant]))
+        owed = keeps and bool(floods)
+        if not owed and call.tenant not in floods:
+            owed = self._lacks(now, self._known(call.tenant)) if yields else self.is_owed(now, call.tenant)
         ahead = keeps and not owed and len(bounds) > 1 and self.prompts.are_ahead_of(now, call)
         if (call.yields, call.owed, call.ahead) == (yields, owed, ahead):
             return item
@@ -464,7 +465,9 @@ class TenantShares:
             return dict.fromkeys(names, alone), ()
         # Predictions alone give no headroom.
         rules = Rules(headroom=self._headroom, keeps=1.0 if self.is_new else KEEPS, least=self._least)
-        found = max_min_places.divide(self._tenants, names, left, rules, lambda tenant: self._keeps(now, tenant))
+        found = max_min_places.divide(
+            self._tenants, names, weight, left, rules, lambda tenant: self._keeps(now, tenant)
+        )
         self._bounds_hold_until_s = min(until_s, found.until_s)
         self._some_keep = any(self._tenants[name].keeps for name in names)
         return found.bounds, found.flooding

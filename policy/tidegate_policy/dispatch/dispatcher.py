@@ -274,9 +274,7 @@ class Dispatcher:
     def on_tick(self, now: float) -> list[Action]:
         """Sheds calls whose time in the gateway is over, at most `EXPIRED_AT_ONCE` of them: then it is to be told again."""
         expired: list[Action] = []
-        while (expires_at_s := self._waiting.next_expiry_at_s()) is not None and expires_at_s <= now:
-            if len(expired) == EXPIRED_AT_ONCE:
-                break
+        while len(expired) < EXPIRED_AT_ONCE and (at_s := self._waiting.next_expiry_at_s()) is not None and at_s <= now:
             expired.append(self._shed_waiting(now, self._waiting.pop_expiry()))
         return [*expired, *self.pump(now)]
 
@@ -296,7 +294,7 @@ class Dispatcher:
                 self._enqueue(now, item)
         actions: list[Action] = []
         passed = 0
-        stuck = waiting_calls.StuckCalls(self._waiting)
+        stuck: waiting_calls.StuckCalls | None = None
         while self._queue.candidates:
             rooms = self._engines.with_room(now) or self._reserve(now)
             if not rooms:
@@ -306,8 +304,10 @@ class Dispatcher:
             waiting = self._waiting.by_id[call.id]
             allowed = [engine for engine in rooms if waiting.allows(engine.facts.id)] if waiting.is_choosy else rooms
             trusted = self._engines.trusted(now, call.tenant, allowed, waiting.allows)
-            if not trusted and stuck.add(waiting, by_distrust=bool(allowed)):
-                break
+            if not trusted:
+                stuck = stuck or waiting_calls.StuckCalls(self._waiting)
+                if stuck.add(waiting, by_distrust=bool(allowed)):
+                    break
             allowed = self._preferred(now, call, trusted)
             if not allowed and passed == MOST_PASSED and arrived is not None:
                 actions += self._sent_out_of_turn(now, arrived, rooms)

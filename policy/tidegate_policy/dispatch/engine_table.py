@@ -6,7 +6,7 @@ Health checks report `EngineFacts`. The table adds what the gateway core knows b
 
 import collections
 import math
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
@@ -45,6 +45,19 @@ class EngineFacts:
     health: Health = Health.UP
     others: Backlog = NO_BACKLOG
     """Calls that other gateways have sent to the engine and that have not ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What follows when an engine has done its part in a call, or has failed it."""
+
+    ejected_s: float | None = None
+    """No call goes to the engine for so many seconds; None = it is not ejected now."""
+    avoided_s: float | None = None
+    """The calls of the tenant avoid it for so many seconds; None = they do not begin to do so now."""
+
+
+NOTHING_FOLLOWS = Result()
 
 
 def max_inflight(setting: MaxInflight, model: CostModel) -> int | None:
@@ -261,7 +274,7 @@ class EngineTable:
 
     def serving_limits(self, now: float) -> float:
         """As `limits`, of the engines of `accepting`."""
-        return sum([math.inf if item.limit is None else item.limit for item in self.accepting(now)])
+        return _sum_of_limits(self.accepting(now))
 
     def kv_tokens(self) -> float:
         """The sum of the KV memory of all engines."""
@@ -274,30 +287,29 @@ class EngineTable:
 
     def limits_of(self, engines: Container[EngineId]) -> float:
         """As `limits`, for some engines."""
-        return sum([math.inf if item.limit is None else item.limit for item in self if item.facts.id in engines])
+        return _sum_of_limits([item for item in self if item.facts.id in engines])
 
-    def on_attempt(self, now: float, engine: EngineId, tenant: str, *, ok: bool) -> float | None:
-        """An engine did its part in a call of the tenant, or failed it. Returns the seconds of the ejection that follows,
-        if one does.
+    def on_attempt(self, now: float, engine: EngineId, tenant: str, *, ok: bool) -> Result:
+        """An engine did its part in a call of the tenant, or failed it. Returns what follows.
 
         The last engine that serves is never ejected: a bad engine is better than none.
         """
         known = self._engines.get(engine)
         if known is None:
-            return None
+            return NOTHING_FOLLOWS
         if ok:
             known.record.succeeded(now, tenant)
             self.distrust.succeeded(now, engine, tenant)
-            return None
-        self.distrust.failed(now, engine, tenant)
+            return NOTHING_FOLLOWS
+        avoided_s = self.distrust.failed(now, engine, tenant)
         if not known.record.failed(now, tenant, self._settings):
-            return None
+            return Result(avoided_s=avoided_s)
         if not self._serving_beside(now, engine):
             self._readmit(now)
         if not self._serving_beside(now, engine):
-            return None
+            return Result(avoided_s=avoided_s)
         self._accepting_until_at_s = -math.inf
-        return known.record.eject(now, self._settings)
+        return Result(ejected_s=known.record.eject(now, self._settings), avoided_s=avoided_s)
 
     def on_rejection(self, now: float, engine: EngineId, tenant: str) -> bool:
         """The engine rejected a call of the tenant as wrong. Returns whether another engine, which has room now, should be
@@ -386,7 +398,7 @@ class EngineTable:
             models = {id(item.cost): item.cost for item in self}
             self._kinds = tuple((models[key], count) for key, count in counts.items())
             self._live_kinds = tuple({id(cost): cost for cost in self.costs()}.values())
-            self._limits = sum([math.inf if item.limit is None else item.limit for item in self])
+            self._limits = _sum_of_limits(self)
             self._kv_tokens = float(sum([item.cost.kv_tokens for item in self]))
             self._kinds_are_known = True
 
@@ -394,6 +406,10 @@ class EngineTable:
         if len(self._models) > 4 * len(self._engines) + 64:
             self._models = {item.cost: item.cost for item in self}
         return self._models.setdefault(cost, cost)
+
+
+def _sum_of_limits(engines: Iterable[Engine]) -> float:
+    return sum([math.inf if item.limit is None else item.limit for item in engines])
 
 
 def _crowd(engine: Engine) -> float:
