@@ -313,9 +313,11 @@ class GatewayCore:
             admitted.rejected = True
         return self._seen(now, self.dispatcher.on_attempt_failed(now, call_id, failure))
 
-    def on_engine_result(self, now: float, engine: EngineId, tenant: str, *, ok: bool) -> engine_table.Result:
-        """The engine did its part in a call of the tenant, or failed it. Returns what follows."""
-        return self.engines.on_attempt(now, engine, tenant, ok=ok)
+    def on_engine_result(
+        self, now: float, engine: EngineId, tenant: str, *, ok: bool, lost: bool = False
+    ) -> engine_table.Result:
+        """As `EngineTable.on_attempt`."""
+        return self.engines.on_attempt(now, engine, tenant, ok=ok, lost=lost)
 
     def on_end(self, now: float, call_id: CallId, result: CallResult) -> list[Action]:
         """The call ended by itself, well or not. The core learns from an answer that is whole."""
@@ -440,7 +442,7 @@ class GatewayCore:
                 sequences=call.sequences,
             )
             admitted.own_s, admitted.demand_s = self.engines.measure(real, admitted.cached_tokens)
-            self.dispatcher.tenants.observe(admitted.own_s, admitted.demand_s)
+            self.dispatcher.tenants.observe(admitted.own_s * call.sequences, admitted.demand_s)
             if call.group is not None:
                 self.rows.observe(call.group, self.engines.busy_part(real, admitted.cached_tokens))
         ended_at_s = now if result.finished_at_s is None else result.finished_at_s

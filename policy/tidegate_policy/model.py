@@ -101,7 +101,7 @@ class Call:
     @property
     def turn(self) -> int:
         """The calls of the least turn go first, whatever the policy."""
-        return -1 if self.goes_first else int(self.yields)
+        return int(self.yields) - 2 * self.goes_first
 
     @property
     def goes_first(self) -> bool:

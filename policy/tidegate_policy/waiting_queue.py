@@ -122,6 +122,14 @@ class WaitingQueue:
             item = replace(item, call=replace(item.call, yields=marks.yields, owed=marks.owed, ahead=marks.ahead))
         self._heaps.insert(item, old.rank)
 
+    def promote(self, call_id: CallId) -> QueuedRequest:
+        """The call is owed a place from here on; returns it. Its arrival rank stays. Raises `KeyError` if it does not wait
+        here."""
+        old = self._heaps.live[call_id]
+        item = replace(old.item, call=replace(old.item.call, owed=True, ahead=False))
+        self._heaps.insert(item, old.rank)
+        return item
+
     def rekey(self, changed: Changed) -> None:
         """Asks the policy again for the lane and key of these calls. Ids that do not wait here are ignored."""
         for call_id in changed:

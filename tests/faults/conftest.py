@@ -123,10 +123,12 @@ class Rig:
         port: int | None = None,
         adapter: str | None = None,
         profile: str | None = None,
+        prefix_cache: bool = False,
     ) -> Process:
         port = port or free_port()
         control = f"127.0.0.1:{free_port()}"
         words = ["sim-engine", "--port", str(port), "--control", control, "--speed", str(speed)]
+        words += ["--prefix-cache"] if prefix_cache else []
         words += [] if adapter is None else ["--adapter", adapter]
         words += [] if profile is None else ["--profile", profile]
         return await self._start(words, port, "/health")

@@ -60,10 +60,11 @@ KIB = 1024
 
 
 async def first_token_s(
-    http: Any, url: str, tenant: str, *, words: int, tokens: int, claims: Any = None, model: str = "sim"
+    http: Any, url: str, tenant: str, *, words: int, tokens: int, claims: Any = None, model: str = "sim", n: int = 1
 ) -> float | str:
     """The time to the first token of a stream; the status and code of a rejection."""
-    body = {"model": model, "prompt": f"{next(NUMBERS)} " + "word " * words, "max_tokens": tokens, "stream": True}
+    prompt = f"{next(NUMBERS)} " + "word " * words
+    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "stream": True, "n": n}
     sent_at_s = time.monotonic()
     async with http.post(
         url + "/v1/completions", json=body, headers={"x-tidegate-tenant": tenant, **(claims or {})}
@@ -209,9 +210,14 @@ async def test_the_first_seconds_of_a_flood_are_as_good_as_the_rest(
 
 @pytest.mark.parametrize("gateways", [1, 2])
 @pytest.mark.parametrize(
-    ("several", "calls", "words", "tokens", "profile"),
-    [(4, 3, 3500, 5, PROFILE), (4, 3, 8000, 100, PROFILE), (10, 57, 20, 1500, MUCH_MEMORY)],
-    ids=["each below its part", "alone in engines", "all places"],
+    ("several", "calls", "words", "tokens", "profile", "sequences"),
+    [
+        (4, 3, 3500, 5, PROFILE, 1),
+        (4, 3, 8000, 100, PROFILE, 1),
+        (10, 57, 20, 1500, MUCH_MEMORY, 1),
+        (10, 8, 3000, 300, MUCH_MEMORY, 16),
+    ],
+    ids=["each below its part", "alone in engines", "all places", "many sequences"],
 )
 async def test_several_tenants_delay_the_short_prompts_of_another_one_a_little(
     rig: Any,
@@ -223,12 +229,16 @@ async def test_several_tenants_delay_the_short_prompts_of_another_one_a_little(
     words: int,
     tokens: int,
     profile: str,
+    sequences: int,
 ) -> None:
     """Nobody floods the pool: four tenants have three calls open each, which keep all engines computing prompts, or ten
-    tenants have all places of two engines together, for long answers, and no call of theirs waits; a third one is down."""
+    tenants have all places of two engines together, for long answers, and no call of theirs waits; a third one is down. So
+    do ten tenants with a few calls of many sequences each, which have a prompt in common."""
+    own_words = 20 if several > 4 else 200  # less work than the part of one tenant
     others = [f"tenant {number}" for number in range(several)]
     tenants = [{"name": name, "weight": 1} for name in ("honest", *others)]
-    engines = [await rig.engine(speed=1, profile=profile) for _ in range(3 if profile == MUCH_MEMORY else 2)]
+    count = 3 if profile == MUCH_MEMORY else 2
+    engines = [await rig.engine(speed=1, profile=profile, prefix_cache=sequences > 1) for _ in range(count)]
     cost = tidegate_profiles.load(profile)["cost"]
     url = (await rig.valkey(port=free_port(), folder=rig.folder / "data")).url
     settings = {"tenants": tenants, "store": {"url": url}}
@@ -238,11 +248,11 @@ async def test_several_tenants_delay_the_short_prompts_of_another_one_a_little(
         engine.kill()
 
     async def one() -> float | str:
-        return await first_token_s(rig.http, urls[0], "honest", words=min(words, 200), tokens=50)
+        return await first_token_s(rig.http, urls[0], "honest", words=own_words, tokens=50)
 
     async def reads(tenant: str) -> None:
         while True:
-            await first_token_s(rig.http, next(turn), tenant, words=words, tokens=tokens)
+            await first_token_s(rig.http, next(turn), tenant, words=words, tokens=tokens, n=sequences)
 
     alone = await steady_calls.made(one, count=40, within_s=10.0)
     tasks = [asyncio.ensure_future(reads(tenant)) for tenant in others for _ in range(calls)]
@@ -252,8 +262,8 @@ async def test_several_tenants_delay_the_short_prompts_of_another_one_a_little(
     name = (
         f"{several} tenants with {calls} calls of {words:,} words and {tokens:,} tokens open each, {gateways} gateway"
     )
-    name += "s" * (gateways > 1)
-    known = FIRST_PROMPTS if several > 4 and gateways > 1 else ""
+    name += "s" * (gateways > 1) + (f", {sequences} sequences each" if sequences > 1 else "")
+    known = FIRST_PROMPTS if calls > 50 and gateways > 1 else ""
     refused = [value for value in during if isinstance(value, str)]
     longest = max(value for value in during if isinstance(value, float))
     before, after = percentile(alone, 0.95), percentile(during, 0.95)

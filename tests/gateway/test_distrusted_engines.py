@@ -4,6 +4,7 @@ import asyncio
 import collections
 from typing import Any
 
+import orjson
 import pytest
 import relquery_requests
 from troubled_engines import preferring
@@ -83,3 +84,18 @@ async def test_streams_that_break_off_are_failures_too(up: Any, caplog: pytest.L
         assert [line for line in caplog.messages if "avoid" in line] == [
             f"calls of tenant victim avoid engine {bad.url.removeprefix('http://')} for 60 s: it fails them"
         ]
+
+
+async def test_an_answer_that_its_tokens_cannot_explain_is_a_failure(up: Any) -> None:
+    said = {"role": "assistant", "content": "x" * 400_000}
+    answer = {"id": "1", "object": "chat.completion", "choices": [{"index": 0, "message": said}]}
+    async with (
+        fake_engine.engine(garbage=orjson.dumps(answer)) as bad,
+        fake_engine.engine() as good,
+        up(*preferring(bad, good), health=PATIENT) as client,
+    ):
+        status, found, _ = await client.ask(max_tokens=4)
+        assert (status, len(bad.bodies), found["choices"][0]["message"]["content"]) == (200, 1, "w0 w1 w2 w3 ")
+        for more in ({}, {"max_tokens": 4, "logprobs": True}, {"max_tokens": 4000}):
+            status, found, _ = await client.ask(**more)
+            assert (status, found["choices"]) == (200, answer["choices"]), f"{more} may have such an answer"

@@ -75,6 +75,33 @@ def test_an_engine_that_fails_more_than_a_fifth_of_the_calls_is_avoided(pattern:
     assert (known.of(second, "victim") == {BAD}) == is_avoided
 
 
+def test_answers_that_break_off_are_taken_back_by_more_calls() -> None:
+    known = distrust.Distrust(SETTINGS)
+    for second in range(3):
+        assert known.of(second, "victim") == set()
+        known.failed(second, BAD, "victim", lost=True)
+        if second < 2:
+            for _ in range(distrust.TAKING_BACK_LOST - 1):
+                known.succeeded(second, BAD, "victim")
+    assert known.of(2, "victim") == {BAD}
+
+
+def test_a_second_attempt_goes_to_no_engine_that_failed_the_tenant_of_late() -> None:
+    gate = Gate(engines=3)
+    first, second, honest = EngineId("e0"), EngineId("e1"), EngineId("e2")
+    gate.table.on_attempt(0.0, second, "victim", ok=False)
+    for _ in range(4 * distrust.TAKING_BACK):
+        gate.table.on_attempt(0.0, second, "victim", ok=True)
+    assert engines(gate.on_arrival(1.0, of("victim", "call"))) == [first]
+    assert engines(gate.on_attempt_failed(1.0, CallId("call"), Failure.FAILED)) == [honest]
+    assert gate.table.distrust.failed_late(1.0, "victim") == {second}
+    assert gate.table.distrust.failed_late(distrust.LATE_S, "victim") == set()
+    only = frozenset({first, second})
+    gate.table.on_attempt(100.0, second, "victim", ok=False)
+    assert engines(gate.on_arrival(100.0, of("victim", "last"), only)) == [first]
+    assert engines(gate.on_attempt_failed(100.0, CallId("last"), Failure.FAILED)) == [second], "better than none"
+
+
 def test_a_bad_engine_is_better_than_none() -> None:
     gate = distrusting(BAD, GOOD)
     assert len(engines(action for n in range(4) for action in gate.on_arrival(0.5, of("victim", f"v{n}")))) == 4
@@ -124,7 +151,7 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(known._rows) == distrust.MOST_TENANTS
     for number in range(3 * distrust.MOST_TENANTS):
         for _ in range(distrust.TAKING_BACK):
-            known.succeeded(1.0, BAD, f"t{number}")
+            known.succeeded(distrust.LATE_S, BAD, f"t{number}")
     assert known._rows == {}, "an engine that serves the tenant again is remembered no more"
     known.failed(0.0, BAD, "t")
     known.forget_engine(BAD)

@@ -10,8 +10,9 @@ import pytest
 from tidegate_policy import policies
 from tidegate_policy.admit import known_tenants, tenant_record
 from tidegate_policy.admit.known_tenants import MAX_TENANTS
+from tidegate_policy.admit.queued_calls import EACH_S
 from tidegate_policy.admit.tenant_load import MOST_TOLD, PoolLoad, TenantLoad
-from tidegate_policy.admit.tenant_shares import EACH_S, TenantShares
+from tidegate_policy.admit.tenant_shares import TenantShares
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import QueuedRequest
 

@@ -15,11 +15,10 @@ from tidegate_policy.admit.max_min_places import FLOODS_PART
 from tidegate_policy.admit.outliers import OutlierSettings
 from tidegate_policy.admit.pool_places import FIRST_CALLS
 from tidegate_policy.admit.prompt_window import YIELDING_TIMES, PoolPrompts, PromptCosts, PromptSeconds
+from tidegate_policy.admit.queued_calls import EACH_S, FEW
 from tidegate_policy.admit.tenant_load import NO_LOAD, PoolLoad, TenantLoad
 from tidegate_policy.admit.tenant_shares import (
     ACTIVE_S,
-    EACH_S,
-    FEW,
     HEADROOM,
     KEEPS,
     LEAST_PLACES,
@@ -54,14 +53,15 @@ def in_pool(shares: TenantShares) -> PoolShares:
 def entered(
     shares: TenantShares, now: float, tenant: str, count: int, weight: float = 1.0, service_s: float = 100.0
 ) -> int:
-    """Sends `count` calls of the tenant and returns how many of them entered. Ten calls of 100 s are more work than any
-    tenant may send in a short time."""
+    """Sends `count` calls of the tenant and returns how many of them entered; engines have these. Ten calls of 100 s are
+    more work than any tenant may send in a short time."""
     found = 0
     for index in range(count):
         one = item(f"{tenant}{now}-{index}", tenant, weight, service_s)
         shares.competes(now, one.call)
         if shares.arrived(now, one):
             shares.enter(0.0, one)
+            shares.queue.remove(one.call)
             found += 1
     return found
 

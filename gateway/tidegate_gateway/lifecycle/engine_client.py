@@ -25,6 +25,11 @@ MEDIA_TOKENS = 32_768
 """Tokens of an image or a sound at most. At an address it has few bytes and many tokens."""
 LONGEST_BEGINNING = 4 * 2**20
 """Bytes of a stream before its first token. `response.created` repeats fields of the request."""
+ANSWER_BYTES, TOKEN_BYTES = 256 * 1024, 256
+"""No whole answer is larger than that and so many bytes for each of its tokens, unless it has more than their text."""
+_MORE_THAN_TEXT = frozenset(
+    {"logprobs", "top_logprobs", "prompt_logprobs", "logprob_token_ids", "prompt_logprob_token_ids", "echo"}
+)
 LARGE_BYTES = 1024 * 1024
 """Of an answer that is not streamed; the bytes of larger ones are bounded in sum."""
 SMALL_BYTES = 4096
@@ -141,7 +146,7 @@ class EngineClient:
             offers_tools=request.offers_tools,
         )
         if connection.status != 200 or not request.stream or dialect is None:
-            return await self._whole(connection, request.endpoint, meter)
+            return await self._whole(connection, request, meter)
         if not connection.content_type.startswith("text/event-stream"):
             raise error_table.EngineTrouble("the engine did not answer a streamed call with a stream")
         tap = event_stream.Tap(dialect, meter, wants_usage=request.wants_usage)
@@ -160,9 +165,18 @@ class EngineClient:
             raise error_table.EngineTrouble("the engine ended its answer without a choice in it")
         return reply
 
+    def _most_bytes(self, request: parsed_request.ParsedRequest) -> int:
+        """The size of the largest answer to a request."""
+        size, most = request.size, self._limits.answer_bytes
+        told = request.raw is None and _MORE_THAN_TEXT.isdisjoint(request.body)
+        if size.max_tokens is None or request.endpoint.output_usage is None or not told:
+            return most
+        return min(most, ANSWER_BYTES + TOKEN_BYTES * size.choices * size.max_tokens)
+
     async def _whole(
-        self, connection: http_client.Connection, kind: endpoint.Endpoint, meter: event_stream.Meter
+        self, connection: http_client.Connection, request: parsed_request.ParsedRequest, meter: event_stream.Meter
     ) -> Reply:
+        most = self._most_bytes(request)
         chunks: list[bytes] = []
         size = counted = 0
         try:
@@ -172,8 +186,8 @@ class EngineClient:
                 else:
                     chunks.append(chunk)
                 size += len(chunk)
-                if size > self._limits.answer_bytes:
-                    too_large = f"the engine's answer is larger than {self._limits.answer_bytes} bytes"
+                if size > most:
+                    too_large = f"the engine's answer is larger than {most} bytes"
                     raise error_table.EngineTrouble(too_large)
                 if size > counted + LARGE_BYTES:
                     self._large_bytes += size - counted
@@ -182,7 +196,7 @@ class EngineClient:
                         raise error_table.Shed(DropReason.SATURATED)
             content = b"".join(chunks)
             chunks.clear()
-            return self._read(connection, content, kind, meter)
+            return self._read(connection, content, request.endpoint, meter)
         finally:
             self._large_bytes -= counted
 

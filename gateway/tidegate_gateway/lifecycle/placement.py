@@ -100,10 +100,10 @@ class Placement:
         else:
             logger.info("call %s on %s: %s; another engine is tried", self.call.id, engine, error)
 
-    def report_engine(self, *, ok: bool) -> None:
-        """The engine did its part in the call, or failed it."""
+    def report_engine(self, *, ok: bool, lost: bool = False) -> None:
+        """The engine did its part in the call, or failed it; `lost`: after its answer had begun."""
         if self.record.engine is not None:
-            self._placements.report_engine(self.record.engine, self.call.tenant, ok=ok)
+            self._placements.report_engine(self.record.engine, self.call.tenant, ok=ok, lost=lost)
 
     def doubts_rejection(self) -> str | None:
         """The engine rejected the call as wrong. Why another engine should be asked; None = the rejection stands."""
@@ -285,9 +285,9 @@ class Placements:
     def answered(self, call: CallId) -> None:
         self._act(self.core.on_first_token(self.clock(), call))
 
-    def report_engine(self, engine: EngineId, tenant: str, *, ok: bool) -> None:
+    def report_engine(self, engine: EngineId, tenant: str, *, ok: bool, lost: bool = False) -> None:
         self._metrics.engines.on_attempt(engine, ok=ok)
-        result = self.core.on_engine_result(self.clock(), engine, tenant, ok=ok)
+        result = self.core.on_engine_result(self.clock(), engine, tenant, ok=ok, lost=lost)
         if result.ejected_s is not None:
             logger.warning("engine %s is ejected for %.3g s: its calls fail", engine, result.ejected_s)
         elif result.avoided_s is not None:

@@ -95,7 +95,7 @@ class Relay:
             return  # `_complete` has seen it
         self.record.outcome = self.record.failure = error.code
         if isinstance(error, error_table.EngineTrouble):
-            self._placement.report_engine(ok=False)
+            self._placement.report_engine(ok=False, lost=True)
         await self._end(ok=False)
 
     async def begin(self) -> None:
@@ -198,7 +198,7 @@ class Relay:
         if not ok:
             self.record.outcome = "engine_failed" if meter.failed else "rejected"
             if meter.failed:
-                self._placement.report_engine(ok=False)
+                self._placement.report_engine(ok=False, lost=True)
         await self._end(ok=ok)
         if ok:
             self.record.outcome = "ok"

@@ -62,18 +62,19 @@ class PoolPlaces:
         """The places that answers here have shown; None while this gateway is new."""
         return None if self.is_new else _within(self._limits(), self._means)
 
-    def observe(self, service_s: float, demand_s: float) -> None:
-        """A call was answered that takes `service_s` seconds alone, and `demand_s` of the whole pool."""
-        self._means.observe(service_s, demand_s)
+    def observe(self, place_s: float, demand_s: float) -> None:
+        """A call was answered whose sequences take `place_s` seconds together if it is alone in an engine, and which takes
+        `demand_s` seconds of the whole pool."""
+        self._means.observe(place_s, demand_s)
 
-    def expect(self, service_s: float, demand_s: float) -> None:
+    def expect(self, place_s: float, demand_s: float) -> None:
         """As `observe`, of a call that has come in. Counts while this gateway is new."""
-        self._expected.observe(service_s, demand_s)
+        self._expected.observe(place_s, demand_s)
 
-    def work_s(self, service_s: float) -> float | None:
-        """Seconds of the whole pool for a call that takes `service_s` seconds alone; None while no call has come."""
+    def work_s(self, place_s: float) -> float | None:
+        """Seconds of the whole pool for a call with so many seconds of places; None while no call has come."""
         means = self._expected if self.is_new else self._means
-        return means.demand_s * service_s / means.alone_s if means.alone_s > 0.0 else None
+        return means.demand_s * place_s / means.alone_s if means.alone_s > 0.0 else None
 
 
 def alone(limits: float) -> float:

@@ -48,6 +48,8 @@ class TenantRecord:
     """KV tokens of one place; equal for all tenants."""
     keeps: bool = False
     """It sent no more work than its part, when the bounds were computed."""
+    light: bool = False
+    """It sent much less than that."""
     above: float = math.inf
     below: float = -math.inf
     """The bounds of all tenants stay as they were computed while this one wants more than `above` and less than `below`."""
@@ -74,6 +76,11 @@ class TenantRecord:
     def has(self) -> int:
         """Places that it has at all gateways."""
         return self.entered + self.elsewhere
+
+    def has_at_engines(self, queued: int) -> float:
+        """As `has`, without the places of its sequences in the queue, which are `queued`. The queues of other gateways are
+        taken to be like that of this one."""
+        return self.has * (1.0 - min(queued / self.sequences, 1.0)) if self.sequences else self.has
 
     @property
     def holds(self) -> int:

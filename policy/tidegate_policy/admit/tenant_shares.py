@@ -17,22 +17,24 @@ engines are held again (`surplus`). The calls at engines stay there, so a tenant
 use places beyond the limits of the engines (`is_owed`). So may one that has little while others fill the engines, even if
 each is within its bound: several tenants together may fill them with their headroom.
 
-Places bound how much a flood slows the others, not how long a first token waits for other prompts. So a tenant has few
-prompts at an engine that are not computed yet (`prompt_window`). The held calls of a tenant that floods the pool enter in
-such a way that each engine computes one of their prompts at a time, and they are marked: engines compute these prompts in
-small parts (`engine.yielding_prompts`).
+Places do not bound how long a first token waits for other prompts. So a tenant has few prompts at an engine that are not
+computed yet (`prompt_window`). The held calls of a tenant that floods the pool enter so that each engine computes one of
+their prompts at a time, and they are marked: engines compute these prompts in small parts (`engine.yielding_prompts`).
 """
 
+import functools
 import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from tidegate_policy import policies
-from tidegate_policy.admit import held_calls, known_tenants, max_min_places, pool_places, prompt_window, unfair_look
+from tidegate_policy.admit import held_calls, known_tenants, max_min_places, pool_places, prompt_window
 from tidegate_policy.admit.held_tenants import HeldTenants
 from tidegate_policy.admit.max_min_places import MARGIN, Rules
+from tidegate_policy.admit.queued_calls import EACH_S, FEW, QueuedCalls
 from tidegate_policy.admit.tenant_load import PoolLoad
 from tidegate_policy.admit.tenant_record import LATE_S, TenantRecord, Told, by_wants
+from tidegate_policy.admit.unfair_look import UnfairLook
 from tidegate_policy.model import Call, CallId
 from tidegate_policy.policies import Policy, QueuedRequest
 
@@ -47,8 +49,6 @@ NEWEST_CLASS = 0.05
 """The part of the newest call in the weight of its tenant, whose calls are of several classes."""
 LEAST_PLACES = 2
 """Of each tenant, so that a long call does not block the next one."""
-FEW, EACH_S = 32, 5e-5
-"""The bounds of more tenants count for so long for each of them, so that they take a bounded part of the time."""
 
 
 class TenantShares:
@@ -94,10 +94,12 @@ class TenantShares:
         self._policy = policy
         self._remembered = known_tenants.KnownTenants()
         self._tenants = self._remembered.records
-        self._look = unfair_look.UnfairLook(self._tenants, self.bounds)
+        self._look = UnfairLook(self._tenants, self.bounds)
         self._holders = holders or HeldTenants(self.standing)
         self._held = self._sequences = self._tokens = 0
         """Held calls; sequences and KV tokens of the calls in the queue or at engines."""
+        self.queue = QueuedCalls()
+        """The caller removes the calls that it sends."""
         self._place_tokens = math.inf
         """KV tokens of one place, as the bounds were computed."""
         self._elsewhere, self._told = 0, Told()
@@ -120,9 +122,10 @@ class TenantShares:
         """Sequences that saturate the pool; infinite without bounds."""
         return self._places.places if self._bounded else math.inf
 
-    def observe(self, service_s: float, demand_s: float) -> None:
-        """A call was answered that takes `service_s` seconds alone, and `demand_s` of the whole pool."""
-        self._places.observe(service_s, demand_s)
+    def observe(self, place_s: float, demand_s: float) -> None:
+        """A call was answered whose sequences take `place_s` seconds together if it is alone in an engine, and which takes
+        `demand_s` seconds of the whole pool."""
+        self._places.observe(place_s, demand_s)
         self._bounds_hold = False
 
     @property
@@ -130,9 +133,9 @@ class TenantShares:
         """Too few calls were answered to tell the places."""
         return self._places.is_new
 
-    def expect(self, service_s: float, demand_s: float) -> None:
+    def expect(self, place_s: float, demand_s: float) -> None:
         """As `observe`, of a call that has come in. Counts while this gateway is new."""
-        self._places.expect(service_s, demand_s)
+        self._places.expect(place_s, demand_s)
         self._bounds_hold = False
 
     def competes(self, now: float, call: Call) -> None:
@@ -163,7 +166,7 @@ class TenantShares:
         if demand_s is not None:
             work_s = max(demand_s, self.prompts.seconds(item.call).work / self.prompts.engines(now))
             tenant.sent_s, tenant.sent_at_s = tenant.rate(now) * LATE_S + work_s, now
-            if tenant.keeps != self._keeps(now, tenant):
+            if (tenant.keeps, tenant.light) != max_min_places.standing(self._sent(now, tenant)):
                 self._bounds_hold = False
 
     def lets_in(self, now: float, item: QueuedRequest) -> QueuedRequest | None:
@@ -180,7 +183,7 @@ class TenantShares:
         if self._is_the_only_one:
             return True
         bound = self._bounds(now)[0].get(call.tenant, LEAST_PLACES)
-        fits = self._is_idle(tenant) or tenant.may_take(bound, self.prompts.gateways) > self._full_at
+        fits = self._is_idle(tenant) or self._fits(tenant, call, tenant.may_take(bound, self.prompts.gateways))
         return fits and not self._has_prompts(now, tenant, call)
 
     def hold(self, now: float, item: QueuedRequest) -> None:
@@ -197,7 +200,7 @@ class TenantShares:
     def is_owed(self, now: float, name: str) -> bool:
         """Whether the tenant has at most its part while another one has too much, or little of engines that are full."""
         bounds, tenant = self._look.bounds(now), self._tenants[name]
-        return (bool(bounds) and tenant.has <= bounds.get(name, 0.0)) or self._lacks(now, tenant)
+        return (bool(bounds) and tenant.has <= bounds.get(name, 0.0)) or self._lacks(now, name)
 
     def on_settings(self, *, several: bool) -> None:
         """The settings name several tenants, or do not."""
@@ -265,6 +268,7 @@ class TenantShares:
             self._bounds_hold = False
             self._holders.changed(item.call.tenant)
         tenant.sequences += item.call.sequences
+        self.queue.add(item.call)
         self._sequences += item.call.sequences
         self._tokens += tenant.memory.add(item.call)
         self.prompts.add(now, tenant.prompts, item.call)
@@ -273,16 +277,15 @@ class TenantShares:
 
     def on_first_token(self, call: Call) -> bool:
         """The prompt of a call is computed. Returns whether held calls waited for that."""
-        tenant = self._tenants.get(call.tenant)
-        if tenant is None:
+        if (tenant := self._tenants.get(call.tenant)) is None:
             return False
         counted, counted_for_all = self.prompts.remove(tenant.prompts, call.id)
         return (counted and tenant.waiting > 0) or (counted_for_all and self._held > 0)
 
     def leave(self, call: Call) -> None:
         """A call that had entered has left."""
-        tenant = self._tenants.get(call.tenant)
-        if tenant is not None:
+        if (tenant := self._tenants.get(call.tenant)) is not None:
+            self.queue.remove(call)
             tenant.sequences = max(tenant.sequences - call.sequences, 0)
             self._tokens -= tenant.memory.remove(call.id)
             self.withdraw(call)
@@ -291,16 +294,15 @@ class TenantShares:
 
     def update(self, item: QueuedRequest) -> bool:
         """Replaces what is known of a held call. False if it is not held."""
-        tenant = self._tenants.get(item.call.tenant)
-        found = tenant is not None and tenant.held.update(item)
+        found = (tenant := self._tenants.get(item.call.tenant)) is not None and tenant.held.update(item)
         self._bounds_hold = self._bounds_hold and not found
         return found
 
     def remove(self, now: float, call_id: CallId, tenant_name: str) -> QueuedRequest | None:
         """Takes out a held call; None if it is not held."""
-        tenant = self._tenants.get(tenant_name)
-        item = None if tenant is None else tenant.held.remove(now, call_id)
-        if tenant is not None and item is not None:
+        if (tenant := self._tenants.get(tenant_name)) is None:
+            return None
+        if (item := tenant.held.remove(now, call_id)) is not None:
             self._count_held(tenant_name, tenant, -1)
         return item
 
@@ -321,7 +323,8 @@ class TenantShares:
             tenant = self._tenants[name]
             floods, free = name in flooding, tenant.may_take(bounds[name], self.prompts.gateways)
             while tenant.waiting and free > self._full_at:
-                if self._has_prompts(now, tenant, tenant.held.peek().call, floods=floods):
+                call = tenant.held.peek().call
+                if not self._fits(tenant, call, free) or self._has_prompts(now, tenant, call, floods=floods):
                     break
                 item = tenant.held.pop(now)
                 self._count_held(name, tenant, -1)
@@ -337,17 +340,28 @@ class TenantShares:
         keeps = not yields and self._known(call.tenant).keeps
         owed = keeps and bool(floods)
         if not owed and call.tenant not in floods:
-            owed = self._lacks(now, self._known(call.tenant)) if yields else self.is_owed(now, call.tenant)
+            owed = self._lacks(now, call.tenant) if yields else self.is_owed(now, call.tenant)
         ahead = keeps and not owed and len(bounds) > 1 and self.prompts.are_ahead_of(now, call)
         if (call.yields, call.owed, call.ahead) == (yields, owed, ahead):
             return item
         return replace(item, call=replace(call, yields=yields, owed=owed, ahead=ahead))
 
-    def _lacks(self, now: float, tenant: TenantRecord) -> bool:
+    def owed(self, now: float) -> Iterator[CallId]:
+        """Calls of the queue whose tenants have little of engines that are full, in the order in which they entered. The
+        caller sends each to an engine before it takes the next one; the turn of a tenant ends with one that it does not."""
+        return self.queue.owed(now, functools.partial(self._lacks, now))
+
+    def _lacks(self, now: float, name: str) -> bool:
         """Whether the tenant has little of engines that are full."""
-        part = self._bounds_rate * tenant.weight if self._bounded and len(self._bounds(now)[0]) > 1 else 0.0
+        return self._bounded and len(self._bounds(now)[0]) > 1 and self._has_little(now, name)
+
+    def _has_little(self, now: float, name: str) -> bool:
+        """As `_lacks`, where several tenants compete."""
+        tenant = self._tenants[name]
         gained = max(self._told.gained(self._here), 0) * (self.prompts.gateways - 1)  # as others may have too
-        return pool_places.lacks(tenant.has, part, self._taken + gained, self._serving(now))
+        part, taken = self._bounds_rate * tenant.weight, self._taken + gained - self.queue.sequences
+        has = tenant.has_at_engines(self.queue.sequences_of(name))
+        return pool_places.lacks(has, part, taken, self._serving(now))
 
     def withdraw(self, call: Call) -> None:
         """A call that `release` gave out does not enter."""
@@ -355,11 +369,8 @@ class TenantShares:
 
     def places_of_sequence(self, name: str) -> float:
         """Places that each sequence of a tenant takes here; 1, or more if its calls take more of the KV memory."""
-        return (
-            1.0
-            if (tenant := self._tenants.get(name)) is None or not tenant.sequences
-            else tenant.entered / tenant.sequences
-        )
+        tenant = self._tenants.get(name)
+        return 1.0 if tenant is None or not tenant.sequences else tenant.entered / tenant.sequences
 
     @property
     def _is_the_only_one(self) -> bool:
@@ -379,6 +390,11 @@ class TenantShares:
     def _is_idle(self, tenant: TenantRecord) -> bool:
         """Whether places of the pool are free, whatever the tenant may have gained at other gateways."""
         return tenant.free(self.places - self._taken + tenant.has, self.prompts.gateways) > 0.0
+
+    def _fits(self, tenant: TenantRecord, call: Call, free: float) -> bool:
+        """Whether the call may take so many free places of its tenant; the first one of a tenant needs only one."""
+        most = 1 if tenant.sequences == 0 else call.sequences
+        return free > self._full_at and (most == 1 or free >= most)
 
     def _yields(self, now: float, call: Call) -> bool:
         """Whether engines compute the prompt of the call behind those of others."""
@@ -435,9 +451,10 @@ class TenantShares:
         if not tenant.above < wanted < tenant.below:
             self._bounds_hold = False
 
-    def _keeps(self, now: float, tenant: TenantRecord) -> bool:
-        """Whether the tenant sent no more work of late than its part."""
-        return tenant.rate(now) + tenant.rate_elsewhere <= self._bounds_rate * tenant.weight
+    def _sent(self, now: float, tenant: TenantRecord) -> float:
+        """How many times the work of its part the tenant sent of late."""
+        part = self._bounds_rate * tenant.weight
+        return (tenant.rate(now) + tenant.rate_elsewhere) / part if part else math.inf
 
     def _bounds_now(self, now: float) -> tuple[dict[str, float], Collection[str]]:
         """As `_bounds`, computed. Notes how long they hold."""
@@ -463,11 +480,11 @@ class TenantShares:
         if len(names) < 2:
             alone = math.inf if self._is_the_only_one or not self._bounded else pool_places.alone(limits)
             return dict.fromkeys(names, alone), ()
-        # Predictions alone give no headroom.
-        rules = Rules(headroom=self._headroom, keeps=1.0 if self.is_new else KEEPS, least=self._least)
-        found = max_min_places.divide(
-            self._tenants, names, weight, left, rules, lambda tenant: self._keeps(now, tenant)
-        )
+        keeps = 1.0 if self.is_new else KEEPS  # predictions alone give no headroom
+        most = pool_places.MOST_OF_LIMITS * limits if math.isfinite(limits) else left
+        rules = Rules(headroom=self._headroom, keeps=keeps, least=self._least, most=most)
+        sent, lacks = functools.partial(self._sent, now), functools.partial(self._has_little, now)
+        found = max_min_places.divide(self._tenants, names, weight, left, rules, sent, lacks)
         self._bounds_hold_until_s = min(until_s, found.until_s)
         self._some_keep = any(self._tenants[name].keeps for name in names)
         return found.bounds, found.flooding

@@ -11,6 +11,7 @@ engine that has room (late binding).
 
 import random
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from tidegate_policy import policies
 from tidegate_policy.admit import retries, workflow_gate
@@ -296,21 +297,21 @@ class Dispatcher:
         passed = 0
         stuck: waiting_calls.StuckCalls | None = None
         while self._queue.candidates:
-            rooms = self._engines.with_room(now) or self._reserve(now)
+            item = self._queue.peek()
+            call, rooms = item.call, self._engines.with_room(now)
+            if not rooms and self.tenants.is_owed(now, call):
+                rooms = self._engines.with_reserve(now, call.sequences)
             if not rooms:
                 break
-            item = self._queue.peek()
-            call = item.call
             waiting = self._waiting.by_id[call.id]
             allowed = [engine for engine in rooms if waiting.allows(engine.facts.id)] if waiting.is_choosy else rooms
-            trusted = self._engines.trusted(now, call.tenant, allowed, waiting.allows)
-            if not trusted:
+            if not (trusted := self._engines.trusted(now, waiting, allowed)):
                 stuck = stuck or waiting_calls.StuckCalls(self._waiting)
                 if stuck.add(waiting, by_distrust=bool(allowed)):
                     break
             allowed = self._preferred(now, call, trusted)
             if not allowed and passed == MOST_PASSED and arrived is not None:
-                actions += self._sent_out_of_turn(now, arrived, rooms)
+                actions += self._sent_out_of_turn(now, arrived)
                 break
             if not allowed:
                 self._queue.pass_over()
@@ -325,28 +326,31 @@ class Dispatcher:
                 actions.append(self._send(now, item, allowed))
         if passed:
             self._queue.end_scan()  # it looks at every lane, and most calls of `pump` pass over nothing
-        for call_id in self.tenants.owed_in_parts(now):
-            actions += self._sent_out_of_turn(now, call_id, self._engines.with_reserve(now))
+        for call_id in self.tenants.owed(now) if len(self._queue) else ():
+            actions += self._sent_out_of_turn(now, call_id, owed=True)
         return actions
 
     # The machinery.
 
     def _finds_room(self, now: float, waiting: call_records.Waiting) -> bool:
         rooms = self._engines.with_room(now, waiting.only)
-        return bool(self._engines.trusted(now, waiting.call.tenant, rooms, waiting.allows))
+        return bool(self._engines.trusted(now, waiting, rooms))
 
     def _preferred(self, now: float, call: Call, engines: list[Engine]) -> list[Engine]:
         """Those of the engines to which a division of the calls leads this one."""
         return self.split.preferred(call, engines) if self.split is not None and now < self.split.until_s else engines
 
-    def _sent_out_of_turn(self, now: float, call_id: CallId, rooms: Sequence[Engine]) -> list[Action]:
-        """Sends a call of the queue if an engine with room may serve it. Those before it could have had that room."""
-        item = self._queue.get(call_id)
-        if item is None:
+    def _sent_out_of_turn(self, now: float, call_id: CallId, *, owed: bool = False) -> list[Action]:
+        """Sends a call of the queue if an engine with room may serve it. Those before it could have had that room. One that
+        is `owed` a place may use room beyond the limits."""
+        if (item := self._queue.get(call_id)) is None:
             return []
+        rooms = self._engines.with_reserve(now, item.call.sequences) if owed else self._engines.with_room(now)
+        if owed:
+            item = replace(item, call=replace(item.call, owed=True, ahead=False))
         waiting = self._waiting.by_id[call_id]
         allowed = [engine for engine in rooms if waiting.allows(engine.facts.id)]
-        engines = self._preferred(now, item.call, self._engines.trusted(now, item.call.tenant, allowed, waiting.allows))
+        engines = self._preferred(now, item.call, self._engines.trusted(now, waiting, allowed))
         if not engines:
             return []
         self._queue.start(now, call_id)
@@ -374,10 +378,6 @@ class Dispatcher:
         """The call waits no more and goes to no engine."""
         self._waiting.pop(call)
         self.tenants.forget(call)
-
-    def _reserve(self, now: float) -> list[Engine]:
-        """Room beyond the limits of the engines, if the next call is one of a tenant that has too few places."""
-        return self._engines.with_reserve(now) if self.tenants.is_owed(now, self._queue.peek().call) else []
 
     def _enqueue(self, now: float, item: policies.QueuedRequest) -> None:
         self._enter(now, item)

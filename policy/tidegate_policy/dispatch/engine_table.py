@@ -14,10 +14,13 @@ from typing import Literal
 from tidegate_policy.admit import distrust, outliers
 from tidegate_policy.admit.prompt_window import PromptSeconds
 from tidegate_policy.cost import CostModel
+from tidegate_policy.dispatch.call_records import Waiting
 from tidegate_policy.dispatch.routing import Price, Prices, RoutableEngine
 from tidegate_policy.model import NO_BACKLOG, Backlog, Call, CallId, EngineId
 from tidegate_policy.predict import engine_cost
 
+FEW = 2
+"""Sequences of a call that may take the last places of an engine."""
 ALIKE = 0.02
 """Two learned cost models that price work within this share of each other are taken for one."""
 
@@ -72,10 +75,6 @@ def _unshared_s(price: Price, call: Call, cached_tokens: int) -> float:
     """Seconds of an engine's work with the call that other calls cannot share: not the fixed time of steps that its prompt
     does not fill."""
     return price.work_s - price.cost.shared_seconds(call.prompt_tokens, cached_tokens)
-
-
-def _with_reserve(limit: int) -> int:
-    return limit + max(2, limit // 4)
 
 
 class Engine:
@@ -238,16 +237,18 @@ class EngineTable:
         found = [item for item in self.accepting(now) if item.limit is None or item.routable.calls < item.limit]
         return found if only is None else [item for item in found if item.facts.id in only]
 
-    def trusted(
-        self, now: float, tenant: str, engines: list[Engine], may_serve: Callable[[EngineId], bool]
-    ) -> list[Engine]:
-        """Those of the engines that calls of the tenant do not avoid; all of them while they avoid each engine that
-        `may_serve` the call, because a bad engine is better than none."""
+    def trusted(self, now: float, waiting: Waiting, engines: list[Engine]) -> list[Engine]:
+        """Those of the engines that calls of its tenant do not avoid; all of them while they avoid each engine that may
+        serve the call, because a bad engine is better than none. A further attempt goes to those that have failed no call
+        of the tenant of late, if there are any."""
+        tenant = waiting.call.tenant
+        if waiting.attempt > 1 and (late := self.distrust.failed_late(now, tenant)):
+            engines = [item for item in engines if item.facts.id not in late] or engines
         avoided = self.distrust.of(now, tenant)
         if not avoided:
             return engines
         others = [item.facts.id for item in self.accepting(now) if item.facts.id not in avoided]
-        if not [engine for engine in others if may_serve(engine)]:
+        if not [engine for engine in others if waiting.allows(engine)]:
             return engines
         return [item for item in engines if item.facts.id not in avoided]
 
@@ -261,11 +262,12 @@ class EngineTable:
         others.sort(key=lambda item: (item.facts.id in avoided, item.backlog.work_us))
         return [item.facts.id for item in others[:most]]
 
-    def with_reserve(self, now: float) -> list[Engine]:
-        """The engines of `accepting` that have room beyond their automatic limits; a limit of the settings has none."""
+    def with_reserve(self, now: float, sequences: int) -> list[Engine]:
+        """The engines of `accepting` that have room for so many sequences beyond their automatic limits; a limit of the
+        settings has none. Half of that room is for calls of few sequences: a call of many would take all of it."""
         if self._limit != "auto":
             return []
-        return [item for item in self.accepting(now) if item.limit and item.routable.calls < _with_reserve(item.limit)]
+        return [item for item in self.accepting(now) if item.limit and _has_reserve(item, item.limit, sequences)]
 
     def limits(self) -> float:
         """The sum of the limits of all engines, also of those that do not serve now; infinite if one has no limit."""
@@ -289,8 +291,9 @@ class EngineTable:
         """As `limits`, for some engines."""
         return _sum_of_limits([item for item in self if item.facts.id in engines])
 
-    def on_attempt(self, now: float, engine: EngineId, tenant: str, *, ok: bool) -> Result:
-        """An engine did its part in a call of the tenant, or failed it. Returns what follows.
+    def on_attempt(self, now: float, engine: EngineId, tenant: str, *, ok: bool, lost: bool = False) -> Result:
+        """An engine did its part in a call of the tenant, or failed it; `lost`: after its answer had begun. Returns what
+        follows.
 
         The last engine that serves is never ejected: a bad engine is better than none.
         """
@@ -301,7 +304,7 @@ class EngineTable:
             known.record.succeeded(now, tenant)
             self.distrust.succeeded(now, engine, tenant)
             return NOTHING_FOLLOWS
-        avoided_s = self.distrust.failed(now, engine, tenant)
+        avoided_s = self.distrust.failed(now, engine, tenant, lost=lost)
         if not known.record.failed(now, tenant, self._settings):
             return Result(avoided_s=avoided_s)
         if not self._serving_beside(now, engine):
@@ -406,6 +409,11 @@ class EngineTable:
         if len(self._models) > 4 * len(self._engines) + 64:
             self._models = {item.cost: item.cost for item in self}
         return self._models.setdefault(cost, cost)
+
+
+def _has_reserve(engine: Engine, limit: int, sequences: int) -> bool:
+    reserve = max(2, limit // 4)
+    return engine.routable.calls + sequences <= limit + (reserve if sequences <= FEW else reserve // 2)
 
 
 def _sum_of_limits(engines: Iterable[Engine]) -> float:

@@ -76,6 +76,7 @@ class _Part:
             self.at_engines[call.tenant] = self.at_engines.get(call.tenant, 0) + call.sequences
             if call.id not in self.entered:
                 self.shares.enter(now, item)
+        self.shares.queue.remove(call)
 
     def on_back(self, call: Call, engine: EngineId) -> None:
         """A call has left an engine."""
@@ -155,9 +156,10 @@ class PoolShares:
         for part in self._parts.values():
             yield from part.shares
 
-    def observe(self, service_s: float, demand_s: float) -> None:
-        """A call was answered that takes `service_s` seconds alone, and `demand_s` of the whole pool."""
-        self._whole.observe(service_s, demand_s)
+    def observe(self, place_s: float, demand_s: float) -> None:
+        """A call was answered whose sequences take `place_s` seconds together if it is alone in an engine, and which takes
+        `demand_s` seconds of the whole pool."""
+        self._whole.observe(place_s, demand_s)
 
     def on_settings(self, *, several: bool) -> None:
         """The settings name several tenants, or do not."""
@@ -204,7 +206,7 @@ class PoolShares:
             self._prompt_seconds(item.call)
             alone_s, demand_s = self._engines.measure(item.call, self._held_tokens)
             if self._whole.is_new:
-                self._whole.expect(alone_s, demand_s)
+                self._whole.expect(alone_s * item.call.sequences, demand_s)
             self._whole.sends(now, item, demand_s)
         part = self._part_of.get(item.call.id)
         if part is not None and part.shares.arrived(now, item) is None:
@@ -235,9 +237,10 @@ class PoolShares:
     def on_sent(self, now: float, item: QueuedRequest, engine: EngineId) -> Call:
         """The call goes to the engine. Returns it as the engine gets it: a call goes before no others if this engine has to
         compute a long part of its prompt, which another engine has computed."""
+        call = item.call
+        self._whole.queue.remove(call)
         for part in self._parts.values():
             part.on_sent(now, item, engine)
-        call = item.call
         if not self._bounded or self._prefixes is None:
             return call
         if self._prompt_seconds(call).work > LONG_S or not self._held_tokens:
@@ -319,14 +322,14 @@ class PoolShares:
         """Whether the tenant has at most its part of the pool, while another one has more than it may have."""
         return self._whole.is_owed(now, call.tenant)
 
-    def owed_in_parts(self, now: float) -> list[CallId]:
-        """The calls in the queue that may use places beyond the limits of the engines, because other tenants have more of
-        these engines than their shares."""
-        found: list[CallId] = []
+    def owed(self, now: float) -> Iterator[CallId]:
+        """The calls in the queue that may use places beyond the limits of the engines, because their tenants have little of
+        engines that are full, or other tenants have more of a part of the engines than their shares. The caller sends each,
+        if it can, before it takes the next one."""
+        yield from self._whole.owed(now)
         for part in self._parts.values():
             if part.queue:
-                found += part.owed(now)
-        return found
+                yield from part.owed(now)
 
     def release(self, now: float) -> Iterator[QueuedRequest]:
         """The held calls that may enter now, those of a tenant in the order of the policy. The caller calls `enter` for

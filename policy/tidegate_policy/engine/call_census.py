@@ -15,13 +15,17 @@ class CallCensus:
         """Calls whose prompts yield to those of other tenants."""
         self.owed = 0
         """Calls that are owed a place."""
+        self.owed_by: Counter[str] = Counter()
+        """Of each tenant."""
         self.first = 0
         """Calls that go before those of others: all that are owed a place, and those ahead of long prompts."""
 
     def add(self, call: Call) -> None:
         self.groups[group_of(call)] += 1
         self.yielding += call.yields
-        self.owed += call.owed
+        if call.owed:
+            self.owed += 1
+            self.owed_by[call.tenant] += 1
         self.first += call.goes_first
 
     def remove(self, call: Call) -> None:
@@ -30,7 +34,11 @@ class CallCensus:
         if not self.groups[group]:
             del self.groups[group]
         self.yielding -= call.yields
-        self.owed -= call.owed
+        if call.owed:
+            self.owed -= 1
+            self.owed_by[call.tenant] -= 1
+            if not self.owed_by[call.tenant]:
+                del self.owed_by[call.tenant]
         self.first -= call.goes_first
 
 

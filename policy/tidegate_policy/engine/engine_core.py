@@ -20,6 +20,7 @@ from tidegate_policy.engine import (
     guarded_holds,
     guarded_policy,
     marked_calls,
+    older_calls,
     output_prior,
     policy_switch,
     session_hold,
@@ -157,6 +158,8 @@ class EngineCore:
         known = self._calls[call.id] = KnownCall(item, self._tokens)
         self._sizes.add(known, self._calls.values())
         self._census.add(call)
+        if call.owed and self._census.owed_by[call.tenant] == 1:
+            older_calls.promote(call.tenant, self._calls, self.queues, self._census)
         self._note(call.id)
         self._holds.on_arrival(now, call)
         for watch in self._watches:

@@ -64,17 +64,18 @@ class OwedCalls(Memoryless):
         self._since += 1
         if not engine.running_count:
             return plan
+        chunk = engine.chunk(CHUNK_STEPS)
         head = engine.head if plan.max_starts != 0 else None
         starting: list[QueuedRequest] = []
         if head is not None and head.call.goes_first:
             plan, can_start = self._with_room(engine, plan, head)
-            starting = list(itertools.takewhile(_goes_first, engine.first(MOST_STARTS))) if can_start else []
-        first = [known for known in engine.prefills if known.call.goes_first and not known.call.yields]
-        others = [known for known in engine.prefills if not (known.call.goes_first or known.call.yields)]
+            starting = _short_ones(engine, chunk) if can_start else []
+        prompts = [known for known in engine.prefills if not known.call.yields]
+        first = [known for known in prompts if known.call.goes_first and known.uncached_tokens <= chunk]
+        others = [known for known in prompts if not (known.call.goes_first and known.uncached_tokens <= chunk)]
         waits = bool(starting or first)
         if not (others or engine.waiting) or not (waits or any(known.call.goes_first for known in engine.decoding)):
             return plan
-        chunk = engine.chunk(CHUNK_STEPS)
         nothing = engine.running_count == len(others)  # a step must compute something (`bounds`)
         if waits and not apart_before and not nothing:
             self._apart = True
@@ -117,8 +118,14 @@ class OwedCalls(Memoryless):
         return (replace(plan, preempt=plan.preempt + taken), True) if taken else (plan, False)
 
 
-def _goes_first(item: QueuedRequest) -> bool:
-    return item.call.goes_first
+def _short_ones(engine: EngineSnapshot, chunk: int) -> list[QueuedRequest]:
+    """The first waiting calls, as long as they go first and have at most so many tokens to compute."""
+    found: list[QueuedRequest] = []
+    for item in engine.first(MOST_STARTS):
+        if not item.call.goes_first or engine.most_uncached_tokens(item) > chunk:
+            break
+        found.append(item)
+    return found
 
 
 def _uncached(known: "KnownCall") -> int:

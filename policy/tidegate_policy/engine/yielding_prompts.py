@@ -41,7 +41,7 @@ class YieldingPrompts(Memoryless):
         yielding = [known.call.id for known in engine.prefills if known.call.yields]
         first = engine.first(MOST_STARTS)
         ahead = next((place for place, item in enumerate(first) if item.call.yields), len(first))
-        if 0 < ahead < len(first):
+        if 0 < ahead < engine.waiting:  # those behind are not known to yield no prompt
             plan = plan.at_most(starts=ahead)
         if not yielding and (ahead or not first):
             return plan
@@ -49,6 +49,7 @@ class YieldingPrompts(Memoryless):
         alone = engine.running_count == len(yielding)  # a step must compute something
         self._paused = bool(yielding) and others and not alone and not paused_before
         if self._paused:
+            plan = plan.at_most(starts=ahead) if first else plan
             return replace(plan, paused=plan.paused.union(yielding))
         chunk = engine.chunk(CHUNK_STEPS)
         if alone and ahead:  # the other calls start beside them
