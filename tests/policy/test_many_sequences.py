@@ -30,6 +30,10 @@ MANY = 16
 SHORT = Call(id=CallId(""), arrived_at_s=0.0, prompt_tokens=20, output_predicted=5)
 
 
+MARKS = ((True, False), (True, True), (False, False), (False, True))
+"""Owed a place, and whether the prompt yields."""
+
+
 def table() -> EngineTable:
     made = EngineTable("auto", OutlierSettings())
     for name in ENGINES:
@@ -121,7 +125,7 @@ def test_places_are_counted_in_sequences() -> None:
 
 
 def test_short_prompts_go_before_long_ones_that_are_owed_a_place_too() -> None:
-    turns = [replace(SHORT, owed=owed, yields=yields).turn for owed, yields in ((1, 0), (1, 1), (0, 0), (0, 1))]
+    turns = [replace(SHORT, owed=owed, yields=yields).turn for owed, yields in MARKS]
     assert turns == sorted(set(turns))
 
 
